@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `--anchorprune-*` flags of vLLM's commands, and their way into the HF config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from anchorprune_vllm.budget import Budget
+from anchorprune_vllm.config import CONFIG_KEY, METHODS, PruneConfig
+from anchorprune_vllm.query import SCOPES
+
+_PREFIX = "anchorprune_"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the AnchorPrune group; all its flags are inert without `--anchorprune-budget`."""
+    group = parser.add_argument_group(
+        title="AnchorPrune",
+        description="Visual-token pruning: keep the visual tokens that the question needs. "
+        "Off unless --anchorprune-budget is given.",
+    )
+    group.add_argument(
+        "--anchorprune-budget",
+        type=_one_line(lambda text: str(Budget.parse(text))),
+        metavar="K",
+        help="Visual tokens kept per image (and per video, unless --anchorprune-video-budget is "
+        "given): a whole number such as 64, or a share such as 10%%. 100%% keeps all tokens unless "
+        "a request asks for fewer.",
+    )
+    group.add_argument(
+        "--anchorprune-video-budget",
+        type=_one_line(lambda text: str(Budget.parse(text))),
+        metavar="K",
+        help="Visual tokens kept per video: a whole number or a share.",
+    )
+    group.add_argument(
+        "--anchorprune-method",
+        choices=METHODS,
+        help="How tokens are chosen (default: anchorprune).",
+    )
+    group.add_argument(
+        "--anchorprune-query",
+        choices=SCOPES,
+        help="Which words tokens are chosen for. turn (default): the user turn that holds the "
+        "media, so that later turns still hit the prefix cache. last: the last user turn. all: all "
+        "user turns. none: no question.",
+    )
+    group.add_argument(
+        "--anchorprune-text-encoder",
+        metavar="ID_OR_PATH",
+        help="The CLIP checkpoint that the vision tower comes from. Known by itself for "
+        "LLaVA-1.5 (openai/clip-vit-large-patch14-336).",
+    )
+    group.add_argument(
+        "--anchorprune-config",
+        type=_one_line(_read_config),
+        metavar="JSON",
+        help="Further settings, such as "
+        '\'{"tau": 0.2, "patience": 3, "feature_cache_mb": 256}\'.',
+    )
+
+
+def take_settings(args: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:
+    """The settings given as flags, and which flags were given; no settings without a budget."""
+    flags = {
+        name.removeprefix(_PREFIX): value
+        for name, value in vars(args).items()
+        if name.startswith(_PREFIX) and value is not None
+    }
+    given = [f"--{_PREFIX}{name}".replace("_", "-") for name in flags]
+    settings = {**flags.pop("config", {}), **flags}
+    return (settings if "budget" in settings else None), given
+
+
+def merge_into_overrides(hf_overrides: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """`hf_overrides` with our settings beside the user's own."""
+    if callable(hf_overrides):
+        raise ValueError(
+            "anchorprune: a callable hf_overrides cannot be combined with --anchorprune-* flags; "
+            f"set config.{CONFIG_KEY} in the callable instead"
+        )
+    overrides = dict(hf_overrides or {})
+    overrides[CONFIG_KEY] = {**overrides.get(CONFIG_KEY, {}), **settings}
+    return overrides
+
+
+def _one_line(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse shows the text of this error, and no traceback."""
+
+    def converter(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converter
+
+
+def _read_config(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"anchorprune: settings must be JSON, got {text!r} ({error})") from error
+    # The budget may come by its own flag; here only the rest is checked.
+    PruneConfig.from_dict(
+        {"budget": "100%", **settings} if isinstance(settings, dict) else settings
+    )
+    return settings

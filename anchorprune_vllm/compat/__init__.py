@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The changes made to vLLM at run time, where it offers no hook: listed as data, applied once.
+
+Each says what it changes, why no hook avoids it, and when it can go. A target that is gone stops
+vLLM with a clear error instead of being passed over.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from anchorprune_vllm.compat.engine_args import (
+    wrap_add_cli_args,
+    wrap_create_model_config,
+    wrap_from_cli_args,
+)
+
+_ORIGINAL = "__anchorprune_original__"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Replaces `owner.name` with `wrap(original)`."""
+
+    owner: str
+    """"module:Class"."""
+    name: str
+    wrap: Callable[[Any], Any]
+    why: str
+    until: str
+
+    def apply(self) -> None:
+        """Idempotent; raises RuntimeError when vLLM no longer has the target."""
+        module, class_name = self.owner.split(":")
+        owner = getattr(importlib.import_module(module), class_name, None)
+        original = None if owner is None else vars(owner).get(self.name)
+        if original is None:
+            raise RuntimeError(
+                f"anchorprune: this vLLM has no {self.owner}.{self.name}, which the plugin "
+                "extends; install a vLLM version that the plugin supports (vllm>=0.32,<0.33)"
+            )
+        if hasattr(_function(original), _ORIGINAL):
+            return
+        replacement = self.wrap(original)
+        setattr(_function(replacement), _ORIGINAL, original)
+        setattr(owner, self.name, replacement)
+
+
+def _function(attribute: Any) -> Any:
+    """The function inside a static or class method."""
+    return getattr(attribute, "__func__", attribute)
+
+
+PATCHES = (
+    Patch(
+        owner="vllm.engine.arg_utils:EngineArgs",
+        name="add_cli_args",
+        wrap=wrap_add_cli_args,
+        why="general plugins cannot add command-line flags",
+        until="vLLM lets a general plugin extend the parser",
+    ),
+    Patch(
+        owner="vllm.engine.arg_utils:EngineArgs",
+        name="from_cli_args",
+        wrap=wrap_from_cli_args,
+        why="flags that are not fields of EngineArgs are dropped",
+        until="vLLM lets a general plugin extend the parser",
+    ),
+    Patch(
+        owner="vllm.engine.arg_utils:EngineArgs",
+        name="create_model_config",
+        wrap=wrap_create_model_config,
+        why="unknown keys of hf_overrides are never looked at for models that are not ours, and "
+        "errors in them would only show in the worker",
+        until="vLLM lets a general plugin check the model config",
+    ),
+)
+
+
+def apply_patches() -> None:
+    """Apply all patches; safe to call again."""
+    for patch in PATCHES:
+        patch.apply()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PruneConfig`: every setting of the plugin, validated once, at start-up.
+
+The settings travel as the dictionary `anchorprune` on the model's HF config: the one place that the
+multimodal processor (API process) and the model (worker) both see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from anchorprune_vllm.budget import Budget
+from anchorprune_vllm.query import SCOPES, Scope
+
+CONFIG_KEY = "anchorprune"
+"""Name of the dictionary on the HF config, and of the per-request override."""
+
+METHODS = ("anchorprune",)
+
+# These say where and how to compute, not which tokens to keep.
+_NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb")
+
+
+@dataclass(frozen=True)
+class PruneConfig:
+    """What to keep, and how to choose it. `budget` is the only setting without a default."""
+
+    budget: Budget
+    video_budget: Budget | None = None
+    method: str = "anchorprune"
+    query: Scope = "turn"
+    text_encoder: str | None = None
+    tau: float = 0.2
+    patience: int = 3
+    min_anchor: int | None = None
+    max_anchor_ratio: float = 0.5
+    feature_cache_mb: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", Budget.parse(self.budget))
+        if self.video_budget is not None:
+            object.__setattr__(self, "video_budget", Budget.parse(self.video_budget))
+        check_choice("method", self.method, METHODS)
+        check_choice("query", self.query, SCOPES)
+        if self.text_encoder is not None and not (
+            isinstance(self.text_encoder, str) and self.text_encoder
+        ):
+            raise ValueError(
+                f"anchorprune: text_encoder must be a hub id or a local path, "
+                f"got {self.text_encoder!r}"
+            )
+        _check_number("tau", self.tau, low=0.0, high=2.0)
+        _check_whole("patience", self.patience, low=1)
+        if self.min_anchor is not None:
+            _check_whole("min_anchor", self.min_anchor, low=1)
+        _check_number("max_anchor_ratio", self.max_anchor_ratio, low=0.0, high=1.0)
+        _check_whole("feature_cache_mb", self.feature_cache_mb, low=0)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> PruneConfig:
+        """Validate a dictionary; unknown keys are refused by name."""
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"anchorprune: settings must be a dictionary such as "
+                f'{{"budget": 64}}, got {settings!r}'
+            )
+        check_keys(settings, [field.name for field in fields(cls)])
+        if "budget" not in settings:
+            raise ValueError('anchorprune: settings need a budget, such as {"budget": 64}')
+        return cls(**settings)
+
+    @classmethod
+    def of_model(cls, hf_config: object) -> PruneConfig | None:
+        """The settings on a model's HF config; None when pruning is off."""
+        settings = getattr(hf_config, CONFIG_KEY, None)
+        return None if settings is None else cls.from_dict(settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_dict` gives the same settings back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: str(value) if isinstance(value, Budget) else value
+            for name, value in values.items()
+        }
+
+    def budget_for(self, modality: str) -> Budget:
+        """The budget of one image or of one video."""
+        if modality == "video" and self.video_budget is not None:
+            return self.video_budget
+        return self.budget
+
+    def fingerprint(self) -> str:
+        """Identifies the settings that, with media, query and budget, decide which tokens stay."""
+        deciding = {k: v for k, v in self.to_dict().items() if k not in _NOT_IN_FINGERPRINT}
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"anchorprune: {name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_keys(settings: Mapping[str, Any], allowed: list[str]) -> None:
+    """Refuse keys outside `allowed`, naming the nearest one that exists."""
+    for key in settings:
+        if key not in allowed:
+            near = get_close_matches(str(key), allowed, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(
+                f"anchorprune: unknown setting {key!r}{hint}; allowed: {', '.join(allowed)}"
+            )
+
+
+def _check_number(name: str, value: object, *, low: float, high: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+        raise ValueError(
+            f"anchorprune: {name} must be a number from {low:g} to {high:g}, got {value!r}"
+        )
+
+
+def _check_whole(name: str, value: object, *, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(
+            f"anchorprune: {name} must be a whole number of at least {low}, got {value!r}"
+        )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models with a CLIP vision tower share: the tower with its importance, and their pruner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import CLIPVisionConfig
+from vllm.config import VllmConfig
+from vllm.distributed import tensor_model_parallel_all_reduce
+
+from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.pruner import VisualPruner
+from anchorprune_vllm.selection import AnchorParams
+from anchorprune_vllm.signals.attention import ClsAttentionTap
+from anchorprune_vllm.signals.clip import ClipPair, ClipSignals, find_text_encoder
+
+
+def text_encoder_of(hf_config: Any, config: PruneConfig) -> str:
+    """The CLIP checkpoint paired with the model's vision tower; ValueError if there is none."""
+    vision_config = hf_config.vision_config
+    if not isinstance(vision_config, CLIPVisionConfig):
+        raise ValueError(
+            f"anchorprune: this model's vision tower is a {vision_config.model_type!r}; pruning of "
+            f"{hf_config.model_type!r} models needs a CLIP tower ('clip_vision_model')"
+        )
+    return find_text_encoder(vision_config, config.text_encoder)
+
+
+def encode_images(model: Any, pixel_values: Tensor) -> list[MediaFeatures]:
+    """Run a LLaVA-like model's tower on [B, 3, H, W] and take [CLS] attention on the way."""
+    last_layer = model.vision_tower.vision_model.encoder.layers[-1]
+    attention = last_layer.self_attn.attn
+    with ClsAttentionTap(attention) as tap:
+        hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
+    importance = tap.result()
+    heads = model.config.vision_config.num_attention_heads
+    if attention.num_heads != heads:
+        # Heads are split over tensor-parallel ranks; every rank must see the same sum.
+        importance = tensor_model_parallel_all_reduce(importance)
+    # The tower may have dropped [CLS], the first token, from its output.
+    importance = importance[:, -hidden.shape[1] :] / heads
+    return [MediaFeatures(*item) for item in zip(hidden, importance, strict=True)]
+
+
+def make_pruner(
+    config: PruneConfig, vllm_config: VllmConfig, vision_tower: Any, page_tokens: int
+) -> VisualPruner:
+    """The pruner of a model with a CLIP tower; `page_tokens`: what its smallest image has."""
+    model_config = vllm_config.model_config
+    dtype, device = model_config.dtype, vision_tower.device
+    text_encoder = text_encoder_of(model_config.hf_config, config)
+    log_active(config, text_encoder)
+    return VisualPruner(
+        signals=ClipSignals(ClipPair(text_encoder, dtype, device)),
+        params=AnchorParams(
+            config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
+        ),
+        cache=FeatureCache(
+            capacity_bytes=config.feature_cache_mb * 2**20,
+            page_tokens=page_tokens,
+            hidden_size=model_config.hf_config.vision_config.hidden_size,
+            dtype=dtype,
+            device=device,
+        ),
+        max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+    )

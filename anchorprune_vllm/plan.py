@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels with a media item from the processor (API process) to the model (worker).
+
+vLLM carries tensors only, so a plan is written as three small CPU tensors and read back as Python
+values: reading them in the worker waits for no device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MediaKey = tuple[int, int]
+ANONYMOUS: MediaKey = (0, 0)
+"""Media without identity (profiling dummies): never cached, never taken for one another."""
+
+
+class PlanFields(NamedTuple):
+    """Names of the fields of one modality's items; each field belongs to one modality in vLLM."""
+
+    counts: str
+    media: str
+    query: str
+
+    @classmethod
+    def of(cls, modality: str) -> PlanFields:
+        return cls(*(f"anchorprune_{modality}_{name}" for name in cls._fields))
+
+
+@dataclass(frozen=True)
+class ItemPlan:
+    """How many of an item's candidates stay, which media it is, and what was asked about it."""
+
+    kept: int
+    candidates: int
+    media_key: MediaKey
+    query_ids: Tensor
+    """[segments, length] token ids for the text encoder; no segments: no query."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """The model's own unpruned path serves this item."""
+        return self.kept >= self.candidates
+
+
+def media_key(media_hash: str) -> MediaKey:
+    """128 bits of a vLLM media hash (or client uuid), as two signed 64-bit integers."""
+    digest = hashlib.blake2b(media_hash.encode(), digest_size=16).digest()
+    return (
+        int.from_bytes(digest[:8], "big", signed=True),
+        int.from_bytes(digest[8:], "big", signed=True),
+    )
+
+
+def to_fields(modality: str, plans: Sequence[ItemPlan]) -> dict[str, Any]:
+    """Write plans as batched fields: [items, 2], [items, 2] and a list of [segments, length]."""
+    fields = PlanFields.of(modality)
+    return {
+        fields.counts: torch.tensor([(p.kept, p.candidates) for p in plans], dtype=torch.int64),
+        fields.media: torch.tensor([p.media_key for p in plans], dtype=torch.int64),
+        fields.query: [p.query_ids for p in plans],
+    }
+
+
+def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan] | None:
+    """Take the plans out of a model call's keyword arguments; None if the call carries none."""
+    fields = PlanFields.of(modality)
+    if fields.counts not in kwargs:
+        return None
+    counts, media, queries = (kwargs.pop(name) for name in fields)
+    return [
+        ItemPlan(int(kept), int(candidates), (int(high), int(low)), query_ids)
+        for (kept, candidates), (high, low), query_ids in zip(counts, media, queries, strict=True)
+    ]

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM calls in each process: models, flags, and the check of settings at start-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anchorprune_vllm.compat import apply_patches
+from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
+from anchorprune_vllm.models import ARCHITECTURES
+
+
+def register_plugin() -> None:
+    """Put our models over vLLM's, and our flags beside its own; safe to call again."""
+    from vllm import ModelRegistry
+
+    for architecture, model_class in ARCHITECTURES.items():
+        ModelRegistry.register_model(architecture, model_class)
+    apply_patches()
+
+
+def check_model(engine_args: Any, model_config: Any) -> None:
+    """Raise ValueError if pruning is asked of a model, or in a way, that cannot be served."""
+    if CONFIG_KEY in (engine_args.mm_processor_kwargs or {}):
+        raise ValueError(
+            f"anchorprune: {CONFIG_KEY!r} in --mm-processor-kwargs is for single requests; set the "
+            "server's defaults with --anchorprune-budget (offline: "
+            f'hf_overrides={{"{CONFIG_KEY}": {{"budget": 64}}}})'
+        )
+    config = PruneConfig.of_model(model_config.hf_config)
+    if config is None:
+        return
+    architectures = model_config.architectures
+    if not any(name in ARCHITECTURES for name in architectures):
+        raise ValueError(
+            f"anchorprune: {', '.join(architectures)} cannot be pruned; supported: "
+            f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve this model as it is"
+        )
+    if engine_args.enable_lora and engine_args.enable_tower_connector_lora:
+        raise ValueError(
+            "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
+            "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
+        )
+    # Pairing is checked here, before weights are loaded, and again by whoever uses it.
+    from anchorprune_vllm.models.clip_tower import text_encoder_of
+
+    text_encoder_of(model_config.hf_config, config)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PruningProcessor`: a mixin over vLLM's multimodal processors.
+
+For every media item it finds the question, counts K, shortens the placeholders to K, and folds
+question and budget into the item's identity, so that no cache of vLLM serves one question from the
+tokens kept for another. Processors are shared between threads: nothing here is kept per request.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.parse import EmbeddingItems, MultiModalDataItems
+from vllm.multimodal.processing import (
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    ProcessorInputs,
+    PromptReplacement,
+    PromptUpdateDetails,
+)
+from vllm.renderers.hf import resolve_chat_template
+
+from anchorprune_vllm.budget import Budget
+from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys
+from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.plan import ANONYMOUS, ItemPlan, PlanFields, media_key, to_fields
+from anchorprune_vllm.query import SCOPES, QueryReader
+
+QueryTokenizer = Callable[[str], Tensor]
+"""Query words to [segments, length] token ids, as the model's signals want them."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One item's part of a request, before its candidates are counted."""
+
+    media_hash: str
+    budget: Budget
+    query: str
+
+    def identity(self, fingerprint: str) -> dict[str, str]:
+        """What, besides the media, decides the item's embeddings."""
+        # All tokens stay whatever is asked: every question may share the same entry.
+        query = "" if self.budget.keeps_all else self.query
+        return {"budget": str(self.budget), "query": query, "settings": fingerprint}
+
+
+_Requests = Mapping[str, Sequence[_Request]]
+
+
+class PruningProcessor(BaseMultiModalProcessor):
+    """Mixin: list it before the vLLM processor that it extends."""
+
+    def __init__(self, info: BaseProcessingInfo, dummy_inputs: Any) -> None:
+        super().__init__(info, dummy_inputs)
+        model_config = info.ctx.model_config
+        config = PruneConfig.of_model(model_config.hf_config)
+        assert config is not None, "built only for models with a budget"
+        self.prune_config = config
+        tokenizer = info.get_tokenizer()
+        template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
+        self._query_reader = QueryReader(tokenizer, template, self._media_token_ids())
+        text_encoder = self._text_encoder()
+        self._tokenize_query = self._make_query_tokenizer(text_encoder)
+        log_active(config, text_encoder)
+
+    @abstractmethod
+    def _media_token_ids(self) -> Mapping[str, int]:
+        """Modality -> id of the token that stands for one item in the prompt."""
+
+    @abstractmethod
+    def _text_encoder(self) -> str:
+        """What query words are encoded with."""
+
+    @abstractmethod
+    def _make_query_tokenizer(self, text_encoder: str) -> QueryTokenizer:
+        """How query words are written for that encoder."""
+
+    @abstractmethod
+    def _count_candidates(
+        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
+    ) -> list[int]:
+        """Tokens that each item of `modality` could keep."""
+
+    # -- the request, read once ------------------------------------------------------------------
+
+    def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        with timing_ctx.record("anchorprune_read_request"):
+            requests = self._read_requests(inputs)
+        kwargs = {**inputs.hf_processor_mm_kwargs, CONFIG_KEY: requests}
+        return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+
+    def _read_requests(self, inputs: ProcessorInputs) -> _Requests:
+        override = inputs.hf_processor_mm_kwargs.get(CONFIG_KEY, {})
+        budget, query = _read_override(override)
+        scope = query if query in SCOPES else self.prune_config.query
+        words = self._query_reader.read(inputs.prompt, scope)
+        plain = replace(inputs, hf_processor_mm_kwargs=_without_ours(inputs.hf_processor_mm_kwargs))
+        hashes = super()._get_mm_hashes(plain)
+
+        requests: dict[str, list[_Request]] = {}
+        for modality, items in inputs.mm_data_items.items():
+            if isinstance(items, EmbeddingItems):
+                continue  # the client's own embeddings: nothing to choose by, passed on as given
+            found = words.get(modality, [])
+            if query is not None and query not in SCOPES:
+                found = [query] * len(items)
+            # Fewer placeholders than items is an error that vLLM itself reports later.
+            found = [*found, *[""] * len(items)][: len(items)]
+            requests[modality] = [
+                _Request(item_hash, budget or self.prune_config.budget_for(modality), item_words)
+                for item_hash, item_words in zip(hashes[modality], found, strict=True)
+            ]
+        return requests
+
+    # -- identity --------------------------------------------------------------------------------
+
+    def _get_mm_hashes(self, inputs: ProcessorInputs) -> dict[str, list[str]]:
+        requests = _ours(inputs.hf_processor_mm_kwargs)
+        algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
+        fingerprint = self.prune_config.fingerprint()
+        others = {m for m in inputs.mm_data_items if m not in requests}
+        hashes: dict[str, list[str]] = {
+            modality: [
+                MultiModalHasher.hash_kwargs(
+                    algorithm, media=item.media_hash, **item.identity(fingerprint)
+                )
+                for item in items
+            ]
+            for modality, items in requests.items()
+        }
+        if others:
+            plain = replace(
+                inputs, hf_processor_mm_kwargs=_without_ours(inputs.hf_processor_mm_kwargs)
+            )
+            base = super()._get_mm_hashes(plain)
+            hashes.update({modality: base[modality] for modality in others})
+        return hashes
+
+    def _get_cache_missing_processor_kwargs(
+        self, inputs: ProcessorInputs, mm_is_cached: Mapping[str, Sequence[bool]]
+    ) -> Mapping[str, object]:
+        kwargs = super()._get_cache_missing_processor_kwargs(inputs, mm_is_cached)
+        missing = {
+            modality: [
+                item
+                for item, is_cached in zip(items, mm_is_cached[modality], strict=True)
+                if not is_cached
+            ]
+            for modality, items in _ours(kwargs).items()
+        }
+        return {**kwargs, CONFIG_KEY: missing}
+
+    # -- plans: counted here, once; placeholders and model read the same field --------------------
+
+    def _apply_hf_processor_main(
+        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
+        processed = super()._apply_hf_processor_main(mm_items, _without_ours(hf_kwargs))
+        for modality, requests in _ours(hf_kwargs).items():
+            if not requests:
+                continue
+            counts = self._count_candidates(modality, mm_items, processed)
+            plans = [
+                ItemPlan(
+                    kept=request.budget.tokens(candidates),
+                    candidates=candidates,
+                    media_key=media_key(request.media_hash),
+                    query_ids=self._tokenize_query(request.query),
+                )
+                for request, candidates in zip(requests, counts, strict=True)
+            ]
+            processed.update(to_fields(modality, plans))
+        return processed
+
+    def _get_mm_fields_config(
+        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        config = dict(
+            super()._get_mm_fields_config(hf_inputs, _without_ours(hf_processor_mm_kwargs))
+        )
+        for modality in _ours(hf_processor_mm_kwargs):
+            for name in PlanFields.of(modality):
+                config[name] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
+        return config
+
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],
+        out_mm_kwargs: MultiModalKwargsItems,
+    ) -> Sequence[Any]:
+        updates = super()._get_prompt_updates(
+            mm_items, _without_ours(hf_processor_mm_kwargs), out_mm_kwargs
+        )
+        requests = _ours(hf_processor_mm_kwargs)
+        return [
+            _shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
+            for update in updates
+        ]
+
+    def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM profiles memory with many copies of one dummy; they must count as different media.
+        mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
+        for modality, items in mm_inputs["mm_kwargs"].items():
+            field = PlanFields.of(modality).media
+            for item in items:
+                if item is not None and field in item:
+                    item[field].data.copy_(torch.tensor(ANONYMOUS))
+        return mm_inputs
+
+
+def _ours(kwargs: Mapping[str, object]) -> _Requests:
+    return kwargs.get(CONFIG_KEY, {})  # type: ignore[return-value]
+
+
+def _without_ours(kwargs: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in kwargs.items() if key != CONFIG_KEY}
+
+
+def _read_override(override: object) -> tuple[Budget | None, str | None]:
+    """A request's own budget and query (a scope's name, or the words themselves)."""
+    if not isinstance(override, Mapping):
+        raise ValueError(
+            "anchorprune: mm_processor_kwargs['anchorprune'] must be a dictionary such as "
+            f'{{"budget": 128}}, got {override!r}'
+        )
+    check_keys(override, ["budget", "query"])
+    query = override.get("query")
+    if query is not None and not isinstance(query, str):
+        raise ValueError(
+            f"anchorprune: query must be one of {', '.join(SCOPES)}, or the words to prune for, "
+            f"got {query!r}"
+        )
+    budget = Budget.parse(override["budget"]) if "budget" in override else None
+    return budget, query
+
+
+def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) -> Any:
+    """The same update with K placeholders for each pruned item."""
+    counts_field = PlanFields.of(update.modality).counts
+
+    def replacement(item_idx: int) -> PromptUpdateDetails:
+        content = update.replacement
+        if callable(content):
+            content = content(item_idx)
+        if not isinstance(content, PromptUpdateDetails):
+            content = PromptUpdateDetails.from_seq(content)
+        kept, candidates = out_mm_kwargs[update.modality][item_idx][counts_field].data.tolist()
+        return content if kept >= candidates else replace(content, full=content.full[:kept])
+
+    return replace(update, replacement=replacement)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VisualPruner`: what every pruned model does between vision tower and language model.
+
+encode (or take from the feature cache) -> signals -> select -> gather K rows -> project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
+from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
+
+
+class Signals(Protocol):
+    """Turns tower outputs and questions into what selection ranks by."""
+
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]: ...
+
+
+class PrunableModel(Protocol):
+    """The parts of a vision-language model that the pruner calls, on items given by index."""
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        """Run the vision tower."""
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        """The model's own unpruned path: [N, H] for each item."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Hidden features to language-model embeddings: [K, D] to [K, H]."""
+
+
+class VisualPruner:
+    """Embeds media items, each pruned by its plan."""
+
+    def __init__(
+        self,
+        signals: Signals,
+        params: AnchorParams,
+        cache: FeatureCache,
+        max_encoder_tokens: int,
+    ) -> None:
+        self._signals = signals
+        self._params = params
+        self._cache = cache
+        self._max_encoder_tokens = max_encoder_tokens
+
+    def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
+        """Embeddings [K, H] of each item, in order, in memory of their own."""
+        embedded: dict[int, Tensor] = {}
+        for batch in self._micro_batches(plans):
+            whole = [i for i in batch if plans[i].keeps_all]
+            pruned = [i for i in batch if not plans[i].keeps_all]
+            if whole:
+                embedded.update(zip(whole, model.embed_whole(whole), strict=True))
+            if pruned:
+                rows = self._embed_pruned(model, pruned, plans)
+                embedded.update(zip(pruned, rows, strict=True))
+        return [embedded[i] for i in range(len(plans))]
+
+    def forget_media(self) -> None:
+        """Drop cached tower outputs: the weights have changed."""
+        self._cache.clear()
+
+    def _micro_batches(self, plans: Sequence[ItemPlan]) -> Iterator[list[int]]:
+        """Items grouped so that no vision-tower call is larger than the unpruned engine's.
+
+        The scheduler counts K tokens for an item whose encoding costs N.
+        """
+        batch: list[int] = []
+        tokens = 0
+        for i, plan in enumerate(plans):
+            if batch and tokens + plan.candidates > self._max_encoder_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(i)
+            tokens += plan.candidates
+        yield batch
+
+    def _embed_pruned(
+        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+    ) -> Sequence[Tensor]:
+        features = self._features(model, items, plans)
+        candidates = self._signals.candidates(features, [plans[i] for i in items])
+        kept = select_batch(candidates, self._params)
+        rows = [f.hidden[k.indices] for f, k in zip(features, kept, strict=True)]
+        projected = model.project(torch.cat(rows))
+        # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
+        embeddings = [part.clone() for part in projected.split([len(row) for row in rows])]
+        self._remember(items, plans, features)
+        return embeddings
+
+    def _features(
+        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+    ) -> list[MediaFeatures]:
+        """Tower outputs of each item; the tower runs once for each media not in the cache."""
+        known: dict[object, MediaFeatures] = {}
+        missing: dict[object, int] = {}
+        identities = [_identity(i, plans[i]) for i in items]
+        for i, identity in zip(items, identities, strict=True):
+            cached = self._cache.get(identity)
+            if cached is not None:
+                known[identity] = cached
+            else:
+                missing.setdefault(identity, i)
+        if missing:
+            known.update(zip(missing, model.encode(list(missing.values())), strict=True))
+        return [known[identity] for identity in identities]
+
+    def _remember(
+        self, items: list[int], plans: Sequence[ItemPlan], features: Sequence[MediaFeatures]
+    ) -> None:
+        for i, item_features in zip(items, features, strict=True):
+            if plans[i].media_key != ANONYMOUS:
+                self._cache.put(plans[i].media_key, item_features)
+
+
+def _identity(index: int, plan: ItemPlan) -> object:
+    return index if plan.media_key == ANONYMOUS else plan.media_key

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune demo`: the real engine serves a small LLaVA, asked at several budgets."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.table import Table
+
+from anchorprune_vllm.tools.demo_model import describe, make_demo_model
+from anchorprune_vllm.tools.server import VllmServer
+
+QUESTION = "What is in the picture?"
+_COLOURS = ("crimson", "gold", "seagreen", "royalblue", "orchid")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sees of one streamed answer."""
+
+    prompt_tokens: int
+    seconds_to_first_token: float
+    text: str
+
+
+def run_demo(directory: Path, budgets: Sequence[str], server_budget: str, images: int) -> None:
+    """Make the model, serve it, ask at each budget, print a table, stop the server."""
+    # `kill` ends the demo as Ctrl-C does: through the server's own shutdown.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console()
+    model = directory / "model"
+    make_demo_model(model)
+    console.print(f"[bold]Model[/bold]   {describe(model)} (random weights: answers mean nothing)")
+    flags = [
+        *("--anchorprune-budget", server_budget),
+        *("--anchorprune-text-encoder", str(model / "clip")),
+        "--trust-request-mm-kwargs",
+        *("--served-model-name", "demo", "--dtype", "float32"),
+        *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--enforce-eager"),
+    ]
+    console.print(f"[bold]Server[/bold]  vllm serve {model} {' '.join(flags)}", soft_wrap=True)
+    log = directory / "server.log"
+    with ExitStack() as running:
+        with console.status(f"starting vLLM (about half a minute; log: {log})"):
+            server = running.enter_context(VllmServer(model, flags, log))
+        console.print(_ask_at_budgets(server, budgets, server_budget, images, console))
+    console.print("Server stopped.")
+
+
+def _ask_at_budgets(
+    server: VllmServer, budgets: Sequence[str], server_budget: str, images: int, console: Console
+) -> Table:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    table = Table(title=f"{QUESTION!r}, {images} pictures per budget")
+    table.add_column("budget")
+    table.add_column("prompt tokens", justify="right")
+    table.add_column("time to first token (median)", justify="right")
+    table.add_column("answer to the first picture")
+    with console.status("asking") as status:
+        # The first request of all pays for lazy initialisation, whatever its budget.
+        ask(client, draw_picture(seed=-1), None)
+        for budget in budgets:
+            status.update(f"asking at budget {budget}")
+            answers = [
+                ask(client, draw_picture(seed), None if budget == server_budget else budget)
+                for seed in range(images)
+            ]
+            table.add_row(
+                {server_budget: f"{budget} (server)", "100%": "100% (unpruned)"}.get(budget, budget),
+                str(answers[0].prompt_tokens),
+                f"{1000 * statistics.median(a.seconds_to_first_token for a in answers):.0f} ms",
+                answers[0].text.strip(),
+            )
+    return table
+
+
+def ask(client: OpenAI, picture: Image.Image, budget: str | None) -> Answer:
+    """One streamed question; `budget` overrides the server's."""
+    override: dict[str, Any] = {} if budget is None else {"anchorprune": {"budget": budget}}
+    start = time.perf_counter()
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": as_data_url(picture)}},
+                    {"type": "text", "text": QUESTION},
+                ],
+            }
+        ],
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"mm_processor_kwargs": override} if override else None,
+    )
+    first, text, prompt_tokens = None, "", 0
+    for chunk in stream:
+        if chunk.usage is not None:
+            prompt_tokens = chunk.usage.prompt_tokens
+        for choice in chunk.choices:
+            if choice.delta.content and first is None:
+                first = time.perf_counter()
+            text += choice.delta.content or ""
+    return Answer(prompt_tokens, (first or time.perf_counter()) - start, text)
+
+
+def draw_picture(seed: int) -> Image.Image:
+    """A few coloured shapes on a plain ground."""
+    rng = random.Random(seed)
+    picture = Image.new("RGB", (336, 336), "white")
+    draw = ImageDraw.Draw(picture)
+    for _ in range(3):
+        x, y, size = rng.randrange(240), rng.randrange(240), rng.randrange(40, 96)
+        shape = rng.choice((draw.ellipse, draw.rectangle))
+        shape((x, y, x + size, y + size), fill=rng.choice(_COLOURS))
+    return picture
+
+
+def as_data_url(picture: Image.Image) -> str:
+    """A picture as OpenAI clients send it."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines shared by the tests: each takes about 25 s to start, so each is started once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm import LLM
+
+from anchorprune_vllm.tools.demo_model import make_demo_model
+from tests.support.engine import make_engine, watch
+from tests.support.reference import ReferenceLlava
+
+# Functions are sent to the workers, to look into them.
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("demo") / "model"
+    make_demo_model(model)
+    return model
+
+
+@pytest.fixture(scope="session")
+def reference(demo_model: Path) -> ReferenceLlava:
+    return ReferenceLlava(demo_model)
+
+
+@pytest.fixture(scope="session")
+def pruned(demo_model: Path) -> Iterator[LLM]:
+    """Budget 16 of 144, all caches on, at most three images (3 x 144 <= 512) per tower call."""
+    with make_engine(demo_model, 16, max_num_batched_tokens=512) as llm:
+        watch(llm)
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def plugin_off(demo_model: Path) -> Iterator[LLM]:
+    """The plugin is loaded, no budget is given."""
+    with make_engine(demo_model, None, max_num_batched_tokens=512) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def plain_answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """Answers of vLLM without the plugin to `mixed_requests()`."""
+    out = tmp_path_factory.mktemp("plain") / "answers.json"
+    # A process of its own: this one has loaded the plugin.
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.plain_vllm", str(demo_model), str(out)],
+        env={**os.environ, "VLLM_PLUGINS": ""},
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    return json.loads(out.read_text())

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM engines, and a look into their workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from vllm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+PATCHES = 144
+
+
+@dataclass
+class Seen:
+    """What a worker did since it was last asked."""
+
+    tower_batches: list[int] = field(default_factory=list)
+    """Images in each call of the vision tower."""
+    kept: list[list[int]] = field(default_factory=list)
+    """Indices of each selection."""
+
+
+@contextmanager
+def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterator[LLM]:
+    """An engine on the demo model; `budget` None: pruning off."""
+    settings = options.pop("settings", {})
+    if budget is not None:
+        prune = {"budget": budget, "text_encoder": str(model / "clip"), **settings}
+        options["hf_overrides"] = {"anchorprune": prune}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 64,
+        # Not a share of the memory: several engines live side by side.
+        "kv_cache_memory_bytes": 128 * 2**20,
+        "limit_mm_per_prompt": {"image": 8},
+        "seed": 0,
+    }
+    llm = LLM(model=str(model), **{**defaults, **options})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def watch(llm: LLM) -> None:
+    """Begin to record in every worker; recording lasts as long as the engine."""
+    llm.collective_rpc(_watch)
+
+
+def seen(llm: LLM) -> Seen:
+    """What the first worker did since the last call."""
+    return llm.collective_rpc(_take_seen)[0]
+
+
+def prompt_of(question: str, images: int = 1) -> str:
+    """The demo model's chat prompt."""
+    return f"USER: {'<image>' * images}\n{question} ASSISTANT:"
+
+
+def request(
+    question: str, *images: Image.Image, override: dict[str, Any] | None = None, **extra: Any
+) -> dict[str, Any]:
+    """One prompt for `LLM.generate`."""
+    prompt: dict[str, Any] = {"prompt": prompt_of(question, len(images)), **extra}
+    if images:
+        prompt["multi_modal_data"] = {"image": list(images)}
+    if override is not None:
+        prompt["mm_processor_kwargs"] = {"anchorprune": override}
+    return prompt
+
+
+def answer(llm: LLM, *requests: dict[str, Any]) -> list[list[int]]:
+    """Greedy answers as token ids, the requests given to the engine together."""
+    outputs = llm.generate(list(requests), GREEDY, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def visual_tokens(llm: LLM, *requests: dict[str, Any]) -> list[int]:
+    """Placeholders in each prompt as the engine sees it."""
+    image_token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
+    outputs = llm.generate(list(requests), GREEDY, use_tqdm=False)
+    return [output.prompt_token_ids.count(image_token) for output in outputs]
+
+
+def _watch(worker: Any) -> None:
+    import anchorprune_vllm.pruner as pruner
+
+    record = worker.anchorprune_seen = Seen()
+    model = worker.model_runner.model
+    model.vision_tower.register_forward_pre_hook(
+        lambda module, args: record.tower_batches.append(len(args[0]))
+    )
+    select = pruner.select_batch
+
+    def select_and_record(*args: Any) -> Any:
+        kept = select(*args)
+        record.kept.extend(item.indices.tolist() for item in kept)
+        return kept
+
+    pruner.select_batch = select_and_record
+
+
+def _take_seen(worker: Any) -> Seen:
+    record = worker.anchorprune_seen
+    taken = Seen(list(record.tower_batches), list(record.kept))
+    record.tower_batches.clear()
+    record.kept.clear()
+    return taken

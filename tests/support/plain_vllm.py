@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of vLLM without the plugin: run this with VLLM_PLUGINS="" in the environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from vllm import ModelRegistry
+
+from tests.support.engine import answer, make_engine, request
+from tests.support.pictures import QUESTIONS, picture
+
+
+def mixed_requests() -> list[dict[str, Any]]:
+    """One, two and no images, several sizes and questions."""
+    return [
+        *(request(QUESTIONS[i % 8], picture(500 + i)) for i in range(8)),
+        request(QUESTIONS[0], picture(510, (40, 300))),
+        request(QUESTIONS[1], picture(511), picture(512, (17, 5))),
+        request(QUESTIONS[2]),
+        request(""),
+    ]
+
+
+if __name__ == "__main__":
+    model, out = map(Path, sys.argv[1:])
+    with make_engine(model, None, max_num_batched_tokens=512) as engine:
+        registered = ModelRegistry.models["LlavaForConditionalGeneration"].module_name
+        assert not registered.startswith("anchorprune_vllm"), "the plugin must not be loaded"
+        out.write_text(json.dumps([answer(engine, item)[0] for item in mixed_requests()]))
