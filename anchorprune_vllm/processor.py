@@ -218,6 +218,22 @@ class PruningProcessor(BaseMultiModalProcessor):
         return mm_inputs
 
 
+def refuse_overrides(processor: BaseMultiModalProcessor) -> BaseMultiModalProcessor:
+    """Make vLLM's own processor say that pruning is off, where it would ignore the override."""
+    apply = processor.apply
+
+    def apply_or_refuse(inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        if CONFIG_KEY in inputs.hf_processor_mm_kwargs:
+            raise ValueError(
+                "anchorprune: pruning is off for this model, so a request cannot set a budget; "
+                "start vLLM with --anchorprune-budget (100% keeps all tokens by default)"
+            )
+        return apply(inputs, timing_ctx)
+
+    processor.apply = apply_or_refuse
+    return processor
+
+
 def _ours(kwargs: Mapping[str, object]) -> _Requests:
     return kwargs.get(CONFIG_KEY, {})  # type: ignore[return-value]
 

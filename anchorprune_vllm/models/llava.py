@@ -26,7 +26,7 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.clip_tower import encode_images, make_pruner, text_encoder_of
 from anchorprune_vllm.plan import pop_plans
-from anchorprune_vllm.processor import PruningProcessor
+from anchorprune_vllm.processor import PruningProcessor, refuse_overrides
 from anchorprune_vllm.signals.clip import ClipQueryTokenizer
 
 
@@ -69,7 +69,7 @@ def _make_processor(
 ) -> BaseMultiModalProcessor:
     if isinstance(info, PrunedLlavaInfo):
         return PrunedLlavaProcessor(info, dummy_inputs)
-    return _build_llava_or_pixtral_hf_processor(info, dummy_inputs)
+    return refuse_overrides(_build_llava_or_pixtral_hf_processor(info, dummy_inputs))
 
 
 class _Images:

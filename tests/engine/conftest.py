@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import make_engine, watch
 from tests.support.reference import ReferenceLlava
 
@@ -25,13 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
-
-
-@pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tmp_path_factory.mktemp("demo") / "model"
-    make_demo_model(model)
-    return model
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +44,24 @@ def pruned(demo_model: Path) -> Iterator[LLM]:
 def plugin_off(demo_model: Path) -> Iterator[LLM]:
     """The plugin is loaded, no budget is given."""
     with make_engine(demo_model, None, max_num_batched_tokens=512) as llm:
+        watch(llm)
         yield llm
+
+
+@pytest.fixture(scope="session")
+def chunked(demo_model: Path) -> Iterator[LLM]:
+    """Prompts are computed 48 tokens at a time."""
+    with make_engine(demo_model, 100, max_num_batched_tokens=48, max_num_seqs=8) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def tensor_parallel(demo_model: Path) -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        with make_engine(demo_model, 16, tensor_parallel_size=2) as llm:
+            watch(llm)
+            yield llm
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +76,22 @@ def plain_answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         check=True,
     )
     return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="session")
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """`vllm serve` with the flags a user gives, and overrides allowed."""
+    flags = [
+        *("--anchorprune-budget", "16"),
+        *("--anchorprune-text-encoder", str(demo_model / "clip")),
+        *("--anchorprune-config", '{"tau": 0.2, "feature_cache_mb": 8}'),
+        "--trust-request-mm-kwargs",
+        *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager"),
+        *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--block-size", "32"),
+        # Parsed after ours and merged with it, not put in its place.
+        *("--hf-overrides", '{"architectures": ["LlavaForConditionalGeneration"]}'),
+        "--enable-prompt-tokens-details",
+    ]
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with VllmServer(demo_model, flags, log) as running:
+        yield running

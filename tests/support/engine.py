@@ -20,6 +20,8 @@ PATCHES = 144
 class Seen:
     """What a worker did since it was last asked."""
 
+    embed_calls: list[int] = field(default_factory=list)
+    """Images in each call of the pruner."""
     tower_batches: list[int] = field(default_factory=list)
     """Images in each call of the vision tower."""
     kept: list[list[int]] = field(default_factory=list)
@@ -38,6 +40,7 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
         "enforce_eager": True,
         "max_model_len": 1024,
         "max_num_seqs": 64,
+        "block_size": 32,
         # Not a share of the memory: several engines live side by side.
         "kv_cache_memory_bytes": 128 * 2**20,
         "limit_mm_per_prompt": {"image": 8},
@@ -55,9 +58,17 @@ def watch(llm: LLM) -> None:
     llm.collective_rpc(_watch)
 
 
-def seen(llm: LLM) -> Seen:
-    """What the first worker did since the last call."""
-    return llm.collective_rpc(_take_seen)[0]
+def seen(llm: LLM, rank: int = 0) -> Seen:
+    """What a worker did since this was last called."""
+    return llm.collective_rpc(_take_seen)[rank]
+
+
+def forget_everything(llm: LLM) -> None:
+    """Empty vLLM's caches and ours."""
+    llm.reset_prefix_cache()
+    llm.reset_mm_cache()
+    llm.llm_engine.reset_encoder_cache()
+    llm.collective_rpc(_forget_media)
 
 
 def prompt_of(question: str, images: int = 1) -> str:
@@ -98,19 +109,28 @@ def _watch(worker: Any) -> None:
     model.vision_tower.register_forward_pre_hook(
         lambda module, args: record.tower_batches.append(len(args[0]))
     )
-    select = pruner.select_batch
+    select, embed = pruner.select_batch, pruner.VisualPruner.embed
 
     def select_and_record(*args: Any) -> Any:
         kept = select(*args)
         record.kept.extend(item.indices.tolist() for item in kept)
         return kept
 
+    def embed_and_record(self: Any, images: Any, plans: Any) -> Any:
+        record.embed_calls.append(len(plans))
+        return embed(self, images, plans)
+
     pruner.select_batch = select_and_record
+    pruner.VisualPruner.embed = embed_and_record
 
 
 def _take_seen(worker: Any) -> Seen:
-    record = worker.anchorprune_seen
-    taken = Seen(list(record.tower_batches), list(record.kept))
-    record.tower_batches.clear()
-    record.kept.clear()
+    taken, record = Seen(), worker.anchorprune_seen
+    for name, values in vars(record).items():
+        getattr(taken, name).extend(values)
+        values.clear()
     return taken
+
+
+def _forget_media(worker: Any) -> None:
+    worker.model_runner.model._pruner.forget_media()

@@ -45,13 +45,22 @@ class ReferenceLlava:
 
     @torch.inference_mode()
     def answer(
-        self, prompt: str, images: list[Image.Image], kept: list[list[int]], n: int
+        self,
+        prompt: str,
+        images: list[Image.Image],
+        kept: list[list[int]],
+        n: int,
+        *,
+        start: bool = True,
     ) -> list[int]:
-        """Greedy answer, up to `n` token ids, when only the `kept` patches of images are seen."""
+        """Greedy answer, up to `n` token ids, when only the `kept` patches of images are seen.
+
+        `start`: the prompt begins with the tokenizer's start token.
+        """
         model = self.llava.model
         embed = model.get_input_embeddings()
         pieces = prompt.split("<image>")
-        ids = self.processor.tokenizer(pieces[0]).input_ids
+        ids = self.processor.tokenizer(pieces[0], add_special_tokens=start).input_ids
         rows = [embed(torch.tensor(ids))]
         for image, patches, piece in zip(images, kept, pieces[1:], strict=True):
             hidden = torch.from_numpy(self._tower(image)[0][patches]).float()

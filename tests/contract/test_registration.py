@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin puts into vLLM, and where."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+import pytest
+from vllm import ModelRegistry
+from vllm.engine.arg_utils import EngineArgs
+
+import anchorprune_vllm
+from anchorprune_vllm.compat import PATCHES, Patch
+from anchorprune_vllm.models import ARCHITECTURES
+
+
+def test_entry_point() -> None:
+    (found,) = entry_points(group="vllm.general_plugins", name="anchorprune")
+    assert found.load() is anchorprune_vllm.register
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_model_is_registered_with_a_processor_of_its_own(architecture: str) -> None:
+    anchorprune_vllm.register()
+    module, name = ARCHITECTURES[architecture].split(":")
+    model = getattr(importlib.import_module(module), name)
+    assert ModelRegistry.models[architecture].load_model_cls() is model
+    # A subclass silently inherits its parent's processor otherwise.
+    assert "_processor_factory" in vars(model)
+
+
+def test_registering_twice_patches_once() -> None:
+    anchorprune_vllm.register()
+    once = {patch.name: vars(EngineArgs)[patch.name] for patch in PATCHES}
+    anchorprune_vllm.register()
+    assert {patch.name: vars(EngineArgs)[patch.name] for patch in PATCHES} == once
+
+
+@pytest.mark.parametrize("owner", ["vllm.engine.arg_utils:Gone", "vllm.engine.arg_utils:EngineArgs"])
+def test_a_target_that_is_gone_is_an_error(owner: str) -> None:
+    patch = Patch(owner, "gone", lambda original: original, why="", until="")
+    with pytest.raises(RuntimeError, match=r"this vLLM has no .*\.gone, which the plugin extends"):
+        patch.apply()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""K visual tokens per image, for every kind of image and prompt; everything else untouched."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+from vllm import LLM, SamplingParams
+
+from tests.support.engine import (
+    GREEDY,
+    PATCHES,
+    answer,
+    prompt_of,
+    request,
+    seen,
+    visual_tokens,
+)
+from tests.support.pictures import QUESTIONS, picture
+from tests.support.plain_vllm import mixed_requests
+from tests.support.reference import ReferenceLlava
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        picture(1, mode="RGBA"),
+        picture(2, mode="P"),
+        picture(3, mode="L"),
+        picture(4, mode="1"),
+        picture(5, (1, 1)),
+        picture(6, (2000, 9)),
+        picture(7, (9, 2000)),
+        picture(8, (333, 77)),
+        Image.new("RGB", (168, 168), "white"),
+    ],
+    ids=lambda image: f"{image.mode}-{image.width}x{image.height}",
+)
+def test_any_image_has_k_tokens(pruned: LLM, image: Image.Image) -> None:
+    assert visual_tokens(pruned, request(QUESTIONS[0], image)) == [16]
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens"), [(1, 1), ("25%", 36), ("11.1%", 16), (143, 143), (144, 144), (999, 144)]
+)
+def test_budgets(pruned: LLM, budget: int | str, tokens: int) -> None:
+    asked = request(QUESTIONS[1], picture(20), override={"budget": budget})
+    assert visual_tokens(pruned, asked) == [tokens]
+
+
+def test_many_images_in_one_prompt(pruned: LLM, reference: ReferenceLlava) -> None:
+    images = [picture(30 + i, (100 + 40 * i, 200)) for i in range(8)]
+    seen(pruned)
+    given = answer(pruned, request(QUESTIONS[2], *images))[0]
+    kept = seen(pruned).kept
+    assert kept == [reference.kept(image, QUESTIONS[2], 16) for image in images]
+    assert given == reference.answer(prompt_of(QUESTIONS[2], 8), images, kept, GREEDY.max_tokens)
+
+
+def test_no_question(pruned: LLM, reference: ReferenceLlava) -> None:
+    image = picture(40)
+    seen(pruned)
+    given = answer(pruned, request("", image))[0]
+    kept = seen(pruned).kept
+    assert kept == [reference.kept(image, "", 16)]
+    assert given == reference.answer(prompt_of(""), [image], kept, GREEDY.max_tokens)
+
+
+def test_several_answers_to_one_request(pruned: LLM) -> None:
+    asked = request(QUESTIONS[3], picture(41))
+
+    def sample(n: int, seed: int) -> list[list[int]]:
+        params = SamplingParams(n=n, temperature=1, seed=seed, max_tokens=12)
+        outputs = pruned.generate(asked, params, use_tqdm=False)[0].outputs
+        return [list(output.token_ids) for output in outputs]
+
+    together = sample(3, seed=7)
+    assert together == [sample(1, seed)[0] for seed in (7, 8, 9)]
+    assert len({tuple(ids) for ids in together}) > 1
+
+
+def test_chat_is_the_same_as_generate(pruned: LLM) -> None:
+    image = picture(42)
+    content = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": QUESTIONS[4]}]
+    chat = pruned.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)[0]
+    # A chat template brings its own start token, if any.
+    ids = pruned.get_tokenizer().encode(prompt_of(QUESTIONS[4]), add_special_tokens=False)
+    asked = {"prompt_token_ids": ids, "multi_modal_data": {"image": image}}
+    assert list(chat.outputs[0].token_ids) == answer(pruned, asked)[0]
+
+
+class TestOff:
+    """No budget, or a budget of everything: vLLM's own answers."""
+
+    def test_no_budget(self, plugin_off: LLM, plain_answers: list[list[int]]) -> None:
+        assert [answer(plugin_off, item)[0] for item in mixed_requests()] == plain_answers
+
+    @pytest.mark.parametrize("budget", ["100%", PATCHES, 10 * PATCHES])
+    def test_budget_of_all(
+        self, pruned: LLM, plain_answers: list[list[int]], budget: int | str
+    ) -> None:
+        override = {"mm_processor_kwargs": {"anchorprune": {"budget": budget}}}
+        seen(pruned)
+        answers = [answer(pruned, {**item, **override})[0] for item in mixed_requests()]
+        assert answers == plain_answers
+        assert seen(pruned).kept == []
+
+    def test_text_alone(self, pruned: LLM, plain_answers: list[list[int]]) -> None:
+        requests, answers = mixed_requests(), plain_answers
+        text_only = [i for i, item in enumerate(requests) if "multi_modal_data" not in item]
+        assert len(text_only) == 2
+        assert [answer(pruned, requests[i])[0] for i in text_only] == [
+            answers[i] for i in text_only
+        ]
+
+    def test_override_without_budget_is_refused(self, plugin_off: LLM) -> None:
+        with pytest.raises(ValueError, match="start vLLM with --anchorprune-budget"):
+            answer(plugin_off, request(QUESTIONS[0], picture(50), override={"budget": 8}))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks, batches and ranks change nothing in what is kept and answered."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from vllm import LLM
+
+from tests.support.engine import answer, forget_everything, request, seen
+from tests.support.pictures import QUESTIONS, picture
+from tests.support.plain_vllm import mixed_requests
+
+
+def many_requests(count: int) -> list[dict[str, Any]]:
+    """Images new and shared, one to three per prompt or none, all kinds of budgets."""
+    rng = random.Random(0)
+    requests = []
+    for _ in range(count):
+        images = [picture(rng.randrange(300, 330)) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
+        override = rng.choice([None, {"budget": rng.randrange(1, 144)}, {"budget": "100%"}])
+        if not images:
+            override = None
+        requests.append(request(rng.choice(QUESTIONS), *images, override=override))
+    return requests
+
+
+def test_64_at_once_are_the_same_as_one_by_one(pruned: LLM) -> None:
+    requests = many_requests(64)
+    forget_everything(pruned)
+    together = answer(pruned, *requests)
+    forget_everything(pruned)
+    assert together == [answer(pruned, item)[0] for item in requests]
+
+
+def test_chunk_boundary_inside_the_image(chunked: LLM, pruned: LLM) -> None:
+    requests = [request(QUESTIONS[i], picture(340 + i)) for i in range(6)]
+    budgeted = [
+        {**item, "mm_processor_kwargs": {"anchorprune": {"budget": 100}}} for item in requests
+    ]
+    assert answer(chunked, *requests) == answer(pruned, *budgeted)
+
+
+def test_tower_calls_are_no_larger_than_unpruned(pruned: LLM, plugin_off: LLM) -> None:
+    requests = [request(QUESTIONS[i % 8], picture(400 + i)) for i in range(64)]
+    seen(plugin_off)
+    answer(plugin_off, *requests)
+    unpruned = seen(plugin_off).tower_batches
+
+    budgeted = [
+        {**item, "mm_processor_kwargs": {"anchorprune": {"budget": 8}}} for item in requests
+    ]
+    forget_everything(pruned)
+    seen(pruned)
+    answer(pruned, *budgeted)
+    after = seen(pruned)
+    assert max(after.embed_calls) > max(unpruned), "the scheduler must offer more for this to show"
+    assert max(after.tower_batches) <= max(unpruned)
+    assert sum(after.tower_batches) == 64
+
+
+def test_tensor_parallel(tensor_parallel: LLM, pruned: LLM) -> None:
+    requests = [*many_requests(16), *mixed_requests()]
+    forget_everything(pruned)
+    seen(pruned)
+    alone = [answer(pruned, item)[0] for item in requests]
+    kept = seen(pruned).kept
+    assert [answer(tensor_parallel, item)[0] for item in requests] == alone
+    ranks = tensor_parallel.collective_rpc(take_kept)
+    assert ranks == [kept, kept]
+
+
+def take_kept(worker: Any) -> list[list[int]]:
+    return list(worker.anchorprune_seen.kept)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve --anchorprune-budget`, through an unchanged OpenAI client."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from anchorprune_vllm.tools.demo import as_data_url
+from anchorprune_vllm.tools.server import VllmServer
+from tests.support.engine import GREEDY, prompt_of
+from tests.support.pictures import QUESTIONS, picture
+from tests.support.reference import ReferenceLlava
+
+
+@pytest.fixture(scope="session")
+def client(server: VllmServer) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def user(question: str, *seeds: int) -> dict[str, Any]:
+    images = [
+        {"type": "image_url", "image_url": {"url": as_data_url(picture(seed))}} for seed in seeds
+    ]
+    return {"role": "user", "content": [*images, {"type": "text", "text": question}]}
+
+
+def chat(client: OpenAI, *messages: dict[str, Any], override: Any = None, **options: Any) -> Any:
+    if override is not None:
+        options["extra_body"] = {"mm_processor_kwargs": {"anchorprune": override}}
+    return client.chat.completions.create(
+        model="demo",
+        messages=list(messages),
+        **{"temperature": 0, "max_tokens": GREEDY.max_tokens, **options},
+    )
+
+
+def text_tokens(reference: ReferenceLlava, question: str) -> int:
+    prompt = prompt_of(question).replace("<image>", "")
+    return len(reference.processor.tokenizer.encode(prompt, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [(None, 16), ({"budget": 5}, 5), ({"budget": "50%"}, 72), ({"budget": "100%"}, 144)],
+)
+def test_prompt_tokens(
+    client: OpenAI, reference: ReferenceLlava, override: Any, kept: int
+) -> None:
+    usage = chat(client, user(QUESTIONS[0], 600), override=override).usage
+    assert usage.prompt_tokens == text_tokens(reference, QUESTIONS[0]) + kept
+
+
+def test_answer(client: OpenAI, reference: ReferenceLlava) -> None:
+    image, question = picture(601), QUESTIONS[1]
+    given = chat(client, user(question, 601), logprobs=True).choices[0]
+    kept = reference.kept(image, question, 16)
+    tokenizer = reference.processor.tokenizer
+    # The model's chat template has no start token.
+    expected = reference.answer(prompt_of(question), [image], [kept], 12, start=False)
+    assert [t.token for t in given.logprobs.content] == [
+        tokenizer.decode([token]) for token in expected
+    ]
+
+
+def test_streaming_gives_the_same_words(client: OpenAI) -> None:
+    message = user(QUESTIONS[2], 602)
+    whole = chat(client, message).choices[0].message.content
+    chunks = chat(client, message, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+
+
+def test_several_answers(client: OpenAI) -> None:
+    message = user(QUESTIONS[3], 603)
+    several = chat(client, message, n=3, temperature=1, seed=5).choices
+    alone = [chat(client, message, temperature=1, seed=seed).choices[0] for seed in (5, 6, 7)]
+    assert [c.message.content for c in several] == [c.message.content for c in alone]
+
+
+def test_completions_without_image(client: OpenAI) -> None:
+    completion = client.completions.create(
+        model="demo", prompt=prompt_of(QUESTIONS[0], images=0), max_tokens=4, temperature=0
+    )
+    assert completion.usage.completion_tokens == 4
+
+
+def test_conversation_hits_the_prefix(client: OpenAI) -> None:
+    messages = [user(QUESTIONS[4], 604)]
+    first = chat(client, *messages, override={"budget": 64})
+    messages.append({"role": "assistant", "content": first.choices[0].message.content})
+    messages.append(user(QUESTIONS[5]))
+    second = chat(client, *messages, override={"budget": 64})
+    assert second.usage.prompt_tokens_details.cached_tokens >= 64
+
+
+def test_64_clients_at_once(client: OpenAI) -> None:
+    asked = [(user(QUESTIONS[i % 8], 610 + i % 10), {"budget": 4 + i % 30}) for i in range(64)]
+    with ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(lambda a: chat(client, a[0], override=a[1]), asked))
+    alone = [chat(client, message, override=override) for message, override in asked]
+    contents = [[reply.choices[0].message.content for reply in run] for run in (together, alone)]
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ({"budget": 0}, "Budget 0 is not allowed"),
+        ({"budget": -1}, "Budget -1 is not allowed"),
+        ({"budget": 1.5}, "Budget 1.5 is not allowed"),
+        ({"budget": "abc"}, "Budget 'abc' is not allowed"),
+        ({"budget": "200%"}, "Budget '200%' is not allowed"),
+        ({"budget": None}, "Budget None is not allowed"),
+        ({"budgte": 8}, "unknown setting 'budgte' (did you mean 'budget'?)"),
+        ({"tau": 0.5}, "unknown setting 'tau'; allowed: budget, query"),
+        ({"query": 7}, "query must be one of turn, last, all, none, or the words"),
+        (8, "must be a dictionary such as"),
+    ],
+)
+def test_bad_override_is_refused_and_the_server_lives(
+    client: OpenAI, override: Any, words: str
+) -> None:
+    with pytest.raises(BadRequestError) as error:
+        chat(client, user(QUESTIONS[0], 605), override=override)
+    assert words in error.value.message
+    assert chat(client, user(QUESTIONS[0], 605)).choices[0].message.content
+
+
+def test_empty_question(client: OpenAI) -> None:
+    assert chat(client, user("", 606)).choices[0].message.content
+
+
+def test_one_line_says_what_is_active(server: VllmServer) -> None:
+    lines = [line for line in server.log.read_text().splitlines() if "AnchorPrune is" in line]
+    processes = {line.split("pid=")[1].split(")")[0] for line in lines}
+    assert len(lines) == len(processes) >= 2
+    assert all("method anchorprune keeps 16 visual tokens" in line for line in lines)
+    assert all(line.endswith("/model/clip") for line in lines)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags, through vLLM's own parser and `EngineArgs`."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+import anchorprune_vllm
+
+
+@pytest.fixture
+def parser() -> FlexibleArgumentParser:
+    anchorprune_vllm.register()
+    return AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve"))
+
+
+def overrides(parser: FlexibleArgumentParser, *flags: str) -> object:
+    args = parser.parse_args(["--model", "m", *flags])
+    return EngineArgs.from_cli_args(args).hf_overrides
+
+
+def test_no_flag_changes_nothing(parser: FlexibleArgumentParser) -> None:
+    assert overrides(parser) == {}
+
+
+def test_all_flags(parser: FlexibleArgumentParser) -> None:
+    given = overrides(
+        parser,
+        *("--anchorprune-budget", "11.1%", "--anchorprune-video-budget", "256"),
+        *("--anchorprune-method", "anchorprune", "--anchorprune-query", "last"),
+        *("--anchorprune-text-encoder", "org/clip", "--anchorprune-config", '{"tau": 0.3}'),
+    )
+    assert given == {
+        "anchorprune": {
+            "budget": "11.1%",
+            "video_budget": "256",
+            "method": "anchorprune",
+            "query": "last",
+            "text_encoder": "org/clip",
+            "tau": 0.3,
+        }
+    }
+
+
+def test_users_own_overrides_stay(parser: FlexibleArgumentParser) -> None:
+    own = {"rope_theta": 1.0, "anchorprune": {"tau": 0.1, "patience": 5}}
+    flags = ("--anchorprune-budget", "64", "--anchorprune-config", '{"tau": 0.3}')
+    given = overrides(parser, *flags, "--hf-overrides", json.dumps(own))
+    assert given == {
+        "rope_theta": 1.0,
+        "anchorprune": {"tau": 0.3, "patience": 5, "budget": "64"},
+    }
+
+
+def test_a_budget_in_the_config_is_enough(parser: FlexibleArgumentParser) -> None:
+    given = overrides(parser, "--anchorprune-config", '{"budget": 32}')
+    assert given == {"anchorprune": {"budget": 32}}
+
+
+def test_flags_without_budget_are_inert_and_say_so(
+    parser: FlexibleArgumentParser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    assert overrides(parser, "--anchorprune-query", "last") == {}
+    assert "--anchorprune-query has no effect without --anchorprune-budget" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        *(
+            ("--anchorprune-budget", value, f"Budget {value!r} is not allowed: give a positive")
+            for value in ("0", "-1", "1.5", "abc", "0%", "200%", "")
+        ),
+        ("--anchorprune-video-budget", "0", "Budget '0' is not allowed"),
+        ("--anchorprune-method", "magic", "invalid choice: 'magic' (choose from"),
+        ("--anchorprune-query", "words", "invalid choice: 'words' (choose from"),
+        ("--anchorprune-config", "{tau", "settings must be JSON, got '{tau'"),
+        ("--anchorprune-config", "[1]", "settings must be a dictionary"),
+        ("--anchorprune-config", '{"tua": 1}', "unknown setting 'tua' (did you mean 'tau'?)"),
+        ("--anchorprune-config", '{"tau": 9}', "tau must be a number from 0 to 2, got 9"),
+    ],
+)
+def test_bad_values_end_in_one_line(
+    parser: FlexibleArgumentParser,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    value: str,
+    words: str,
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--model", "m", f"{flag}={value}"])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"vllm serve: error: argument {flag}: ")
+    assert words in last
+
+
+def test_help_has_a_group(
+    parser: FlexibleArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = {group.title: group for group in parser._action_groups}
+    flags = [action.option_strings[0] for action in groups["AnchorPrune"]._group_actions]
+    assert flags == [
+        "--anchorprune-budget",
+        "--anchorprune-video-budget",
+        "--anchorprune-method",
+        "--anchorprune-query",
+        "--anchorprune-text-encoder",
+        "--anchorprune-config",
+    ]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help=AnchorPrune"])
+    assert "a share such as 10%" in " ".join(capsys.readouterr().out.split())

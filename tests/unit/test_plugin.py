@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that cannot be pruned are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+import anchorprune_vllm
+
+
+@pytest.fixture(scope="module")
+def model(demo_model: Path) -> Path:
+    anchorprune_vllm.register()
+    return demo_model
+
+
+def start(model: Path, **options: Any) -> None:
+    """What `vllm serve` and `LLM` do first."""
+    settings = {"budget": 16, "text_encoder": str(model / "clip"), **options.pop("settings", {})}
+    overrides = {"anchorprune": settings, **options.pop("hf_overrides", {})}
+    EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
+
+
+def test_a_good_model_passes(model: Path) -> None:
+    start(model)
+
+
+def edited_clip(model: Path, tmp_path: Path, edit: dict[str, Any]) -> str:
+    config = json.loads((model / "clip" / "config.json").read_text())
+    config["vision_config"].update(edit.pop("vision_config", {}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **edit}))
+    return str(tmp_path)
+
+
+def test_text_encoder_of_another_tower(model: Path, tmp_path: Path) -> None:
+    other = edited_clip(model, tmp_path, {"vision_config": {"hidden_size": 128}})
+    with pytest.raises(ValueError, match="does not fit the vision tower: .* hidden_size 128.* has"):
+        start(model, settings={"text_encoder": other})
+
+
+def test_text_encoder_that_is_no_clip(model: Path) -> None:
+    with pytest.raises(ValueError, match="is a 'llava' model, but this vision tower needs a full"):
+        start(model, settings={"text_encoder": str(model)})
+
+
+def test_text_encoder_that_is_missing(model: Path, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="cannot read the text encoder .*nowhere.*give --anchor"):
+        start(model, settings={"text_encoder": missing})
+
+
+def test_unknown_tower_without_text_encoder(model: Path) -> None:
+    with pytest.raises(ValueError, match="no text encoder is known for this vision tower"):
+        start(model, settings={"text_encoder": None})
+
+
+@pytest.mark.parametrize("vision", ["siglip_vision_model", "pixtral"])
+def test_tower_that_is_no_clip(model: Path, tmp_path: Path, vision: str) -> None:
+    for file in model.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((model / "config.json").read_text())
+    config["vision_config"]["model_type"] = vision
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"vision tower is a '{vision}'; .* needs a CLIP tower"):
+        start(tmp_path, settings={"text_encoder": str(model / "clip")})
+
+
+def test_architecture_that_cannot_be_pruned(model: Path, tmp_path: Path) -> None:
+    config = {
+        **{"architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 64},
+        **{"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "ffn_dim": 64},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="OPTForCausalLM cannot be pruned; supported: Llava"):
+        EngineArgs(
+            model=str(tmp_path), hf_overrides={"anchorprune": {"budget": 8}}
+        ).create_model_config()
+
+
+def test_bad_settings(model: Path) -> None:
+    with pytest.raises(ValueError, match="Budget -3 is not allowed"):
+        start(model, settings={"budget": -3})
+
+
+def test_lora_on_the_tower(model: Path) -> None:
+    with pytest.raises(ValueError, match="leave out --enable-tower-connector-lora"):
+        start(model, enable_lora=True, enable_tower_connector_lora=True)
+
+
+def test_server_defaults_do_not_go_through_processor_kwargs(model: Path) -> None:
+    with pytest.raises(ValueError, match="is for single requests; set the server's defaults"):
+        start(model, mm_processor_kwargs={"anchorprune": {"budget": 8}})
+
+
+def test_off_looks_at_nothing(model: Path) -> None:
+    EngineArgs(model=str(model)).create_model_config()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts, plans and identities as the API process makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.parse import parse_mm_uuids
+
+import anchorprune_vllm
+from anchorprune_vllm.plan import ANONYMOUS, pop_plans
+from anchorprune_vllm.processor import PruningProcessor
+from tests.support.pictures import QUESTIONS, picture
+
+
+def make(model: Path, **settings: Any) -> Any:
+    anchorprune_vllm.register()
+    prune = {"budget": 16, "text_encoder": str(model / "clip"), **settings}
+    args = EngineArgs(model=str(model), hf_overrides={"anchorprune": prune}, dtype="float32")
+    model_config = args.create_model_config()
+    processor = MULTIMODAL_REGISTRY.create_processor(model_config)
+    assert isinstance(processor, PruningProcessor)
+    processor.test_cache = MultiModalProcessorOnlyCache(model_config)
+    return processor
+
+
+@pytest.fixture(scope="module")
+def processor(demo_model: Path) -> Any:
+    return make(demo_model)
+
+
+def process(
+    processor: Any,
+    prompt: str,
+    *images: Image.Image | None,
+    override: Any = None,
+    uuids: list[str] | None = None,
+    cached: bool = False,
+) -> Any:
+    return processor(
+        prompt,
+        processor.info.parse_mm_data({"image": list(images)}),
+        parse_mm_uuids(uuids and {"image": uuids}),
+        {} if override is None else {"anchorprune": override},
+        cache=processor.test_cache if cached else None,
+    )
+
+
+def hashes(*args: Any, **kwargs: Any) -> list[str]:
+    return process(*args, **kwargs)["mm_hashes"]["image"]
+
+
+def ask(question: str) -> str:
+    return f"USER: <image>\n{question} ASSISTANT:"
+
+
+def test_placeholders_equal_the_plan(processor: Any) -> None:
+    for budget, kept in ((1, 1), (7, 7), ("50%", 72), (143, 143), (144, 144), (500, 144)):
+        out = process(processor, ask("Why?"), picture(1), override={"budget": budget})
+        (place,) = out["mm_placeholders"]["image"]
+        (plan,) = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
+        assert (place.length, plan.kept, plan.candidates) == (kept, kept, 144)
+        assert out["prompt_token_ids"][place.offset : place.offset + kept].count(
+            out["prompt_token_ids"][place.offset]
+        ) == kept
+
+
+class TestIdentity:
+    def test_question_budget_and_settings_are_in_it(self, processor: Any, demo_model: Path) -> None:
+        image = picture(2)
+        other_settings = make(demo_model, tau=0.3)
+        seen = [
+            hashes(processor, ask(QUESTIONS[0]), image),
+            hashes(processor, ask(QUESTIONS[1]), image),
+            hashes(processor, ask(QUESTIONS[0]), image, override={"budget": 17}),
+            hashes(processor, ask(QUESTIONS[0]), image, override={"query": "none"}),
+            hashes(processor, ask(QUESTIONS[0]), picture(3)),
+            hashes(other_settings, ask(QUESTIONS[0]), image),
+        ]
+        assert len({key for (key,) in seen}) == len(seen)
+        assert hashes(processor, ask(QUESTIONS[0]), image) == seen[0]
+
+    def test_same_for_client_uuids(self, processor: Any) -> None:
+        image, named = picture(2), {"uuids": ["mine"]}
+        first, again, other = (
+            hashes(processor, ask(question), image, **named)
+            for question in (QUESTIONS[0], QUESTIONS[0], QUESTIONS[1])
+        )
+        assert first == again != other
+        assert hashes(processor, ask(QUESTIONS[0]), image, uuids=["theirs"]) != first
+
+    def test_unpruned_items_share_it_whatever_is_asked(self, processor: Any) -> None:
+        all_kept = {"override": {"budget": "100%"}}
+        keys = {
+            hashes(processor, ask(question), picture(2), **all_kept)[0] for question in QUESTIONS
+        }
+        assert len(keys) == 1
+
+    def test_later_turns_and_images_leave_an_item_alone(self, processor: Any) -> None:
+        first, second = picture(4), picture(5)
+        alone = hashes(processor, ask(QUESTIONS[0]), first)
+        later = f"{ask(QUESTIONS[0])} A dog. USER: <image>\n{QUESTIONS[1]} ASSISTANT:"
+        both = hashes(processor, later, first, second)
+        assert both[0] == alone[0]
+        assert both[1] == hashes(processor, ask(QUESTIONS[1]), second)[0]
+
+
+def test_plan_carries_media_and_question(processor: Any) -> None:
+    def plan_of(question: str, image: Image.Image) -> Any:
+        out = process(processor, ask(question), image)
+        return (pop_plans("image", dict(out["mm_kwargs"].get_data())) or [None])[0]
+
+    one, other_question, other_image = (
+        plan_of(QUESTIONS[0], picture(6)),
+        plan_of(QUESTIONS[1], picture(6)),
+        plan_of(QUESTIONS[0], picture(7)),
+    )
+    assert one.media_key == other_question.media_key != other_image.media_key
+    assert one.query_ids.tolist() == other_image.query_ids.tolist()
+    assert one.query_ids.tolist() != other_question.query_ids.tolist()
+    assert ANONYMOUS not in (one.media_key, other_image.media_key)
+
+
+def test_processor_cache_holds_each_question(processor: Any) -> None:
+    images = [picture(8), picture(9)]
+    prompt = f"{ask(QUESTIONS[0])} A dog. USER: <image>\n{QUESTIONS[1]} ASSISTANT:"
+    process(processor, ask(QUESTIONS[0]), images[0], cached=True)
+    mixed = process(processor, prompt, *images, cached=True)  # the first item is cached
+    fresh = process(processor, prompt, *images)
+    assert mixed["mm_hashes"] == fresh["mm_hashes"]
+    for got, wanted in zip(mixed["mm_kwargs"]["image"], fresh["mm_kwargs"]["image"], strict=True):
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            assert got[name].data.tolist() == wanted[name].data.tolist()
+
+
+def test_dummies_are_anonymous(processor: Any) -> None:
+    out = processor.get_dummy_mm_inputs({"image": 2})
+    plans = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
+    assert [plan.media_key for plan in plans] == [ANONYMOUS] * 2
+
+
+def test_the_encoder_is_planned_for_unpruned_images(processor: Any) -> None:
+    assert processor.info.get_mm_max_tokens_per_item(1024, {"image": 1}) == {"image": 144}

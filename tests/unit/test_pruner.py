@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pruner with a toy model: what is encoded when, and in what memory results come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
+from anchorprune_vllm.pruner import VisualPruner
+from anchorprune_vllm.selection import AnchorParams, Candidates
+
+TOKENS, SIZE = 10, 4
+
+
+class ToySignals:
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        return [
+            Candidates(None, item.hidden, item.importance, plan.kept)
+            for item, plan in zip(features, plans, strict=True)
+        ]
+
+
+class ToyImages:
+    """Media whose features are a function of a seed."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.seeds = seeds
+        self.encoded: list[list[int]] = []
+        self.whole: list[list[int]] = []
+
+    def features(self, seed: int) -> MediaFeatures:
+        generator = torch.Generator().manual_seed(seed)
+        return MediaFeatures(
+            torch.randn(TOKENS, SIZE, generator=generator), torch.rand(TOKENS, generator=generator)
+        )
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        self.encoded.append([self.seeds[i] for i in items])
+        return [self.features(self.seeds[i]) for i in items]
+
+    def embed_whole(self, items: list[int]) -> list[Tensor]:
+        self.whole.append([self.seeds[i] for i in items])
+        return [self.features(self.seeds[i]).hidden + 100 for i in items]
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return hidden + 100
+
+
+def plan(seed: int | None, kept: int = 3) -> ItemPlan:
+    key = ANONYMOUS if seed is None else (seed, 1)
+    return ItemPlan(kept, TOKENS, key, torch.empty(0, 0))
+
+
+@pytest.fixture
+def pruner() -> VisualPruner:
+    cache = FeatureCache(4 * TOKENS * 20, TOKENS, SIZE, torch.float32, torch.device("cpu"))
+    return VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=3 * TOKENS)
+
+
+def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
+    seeds = [5, 6, 5, 7]
+    images = ToyImages(seeds)
+    out = pruner.embed(images, [plan(s, k) for s, k in zip(seeds, [3, 2, 10, 1], strict=True)])
+    assert [len(rows) for rows in out] == [3, 2, 10, 1]
+    for rows, seed in zip(out, seeds, strict=True):
+        own = {tuple(row) for row in (images.features(seed).hidden + 100).tolist()}
+        assert {tuple(row) for row in rows.tolist()} <= own
+
+
+def test_media_are_encoded_once(pruner: VisualPruner) -> None:
+    images = ToyImages([1, 1, 2])
+    pruner.embed(images, [plan(1, 3), plan(1, 4), plan(2)])
+    pruner.embed(images, [plan(1, 5), plan(1, 6), plan(2)])
+    assert images.encoded == [[1, 2]]
+
+
+def test_anonymous_media_are_never_taken_for_one_another(pruner: VisualPruner) -> None:
+    images = ToyImages([1, 1])
+    pruner.embed(images, [plan(None), plan(None)])
+    pruner.embed(images, [plan(None), plan(None)])
+    assert images.encoded == [[1, 1], [1, 1]]
+
+
+def test_no_call_exceeds_the_encoder_budget(pruner: VisualPruner) -> None:
+    seeds = list(range(8))
+    images = ToyImages(seeds)
+    pruner.embed(images, [plan(s) for s in seeds])
+    assert images.encoded == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_an_item_larger_than_the_budget_goes_alone() -> None:
+    cache = FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu"))
+    small = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=TOKENS - 1)
+    images = ToyImages([1, 2])
+    small.embed(images, [plan(1), plan(2)])
+    assert images.encoded == [[1], [2]]
+
+
+def test_unpruned_items_take_the_models_own_path(pruner: VisualPruner) -> None:
+    images = ToyImages([1, 2, 3])
+    out = pruner.embed(images, [plan(1), plan(2, TOKENS), plan(3)])
+    assert images.whole == [[2]]
+    assert images.encoded == [[1, 3]]
+    assert torch.equal(out[1], images.features(2).hidden + 100)
+
+
+def test_results_own_their_memory(pruner: VisualPruner) -> None:
+    for rows in pruner.embed(ToyImages([1, 2]), [plan(1), plan(2)]):
+        assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+
+
+def test_forget_media(pruner: VisualPruner) -> None:
+    images = ToyImages([1])
+    pruner.embed(images, [plan(1)])
+    pruner.forget_media()
+    pruner.embed(images, [plan(1)])
+    assert images.encoded == [[1], [1]]
