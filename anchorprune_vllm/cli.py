@@ -58,8 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--anchorprune-config",
         type=_one_line(_read_config),
         metavar="JSON",
-        help="Further settings, such as "
-        '\'{"tau": 0.2, "patience": 3, "feature_cache_mb": 256}\'.',
+        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "feature_cache_mb": 256}\'.',
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MediaFeatures:
-    """What selection needs of one image or video; depends on the media alone, never on a question."""
+    """What selection needs of one image or video: depends on the media alone, on no question."""
 
     hidden: Tensor
     """[N, D]: the selected hidden layer, in the model's dtype."""

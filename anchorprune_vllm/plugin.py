@@ -34,7 +34,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
     if not any(name in ARCHITECTURES for name in architectures):
         raise ValueError(
             f"anchorprune: {', '.join(architectures)} cannot be pruned; supported: "
-            f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve this model as it is"
+            f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve it unpruned"
         )
     if engine_args.enable_lora and engine_args.enable_tower_connector_lora:
         raise ValueError(

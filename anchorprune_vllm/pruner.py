@@ -6,14 +6,14 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
+from anchorprune_vllm.plan import ANONYMOUS, ItemPlan, MediaKey
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 
 
@@ -88,39 +88,43 @@ class VisualPruner:
     def _embed_pruned(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
     ) -> Sequence[Tensor]:
-        features = self._features(model, items, plans)
+        features, encoded = self._features(model, items, plans)
         candidates = self._signals.candidates(features, [plans[i] for i in items])
         kept = select_batch(candidates, self._params)
         rows = [f.hidden[k.indices] for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows))
         # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
         embeddings = [part.clone() for part in projected.split([len(row) for row in rows])]
-        self._remember(items, plans, features)
+        # Only now: what the cache gave above are views of pages that this may overwrite.
+        for media_key, media_features in encoded.items():
+            self._cache.put(media_key, media_features)
         return embeddings
 
     def _features(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
-    ) -> list[MediaFeatures]:
-        """Tower outputs of each item; the tower runs once for each media not in the cache."""
+    ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
+        """Tower outputs of each item, and those among them that the cache does not have yet.
+
+        The tower runs once for each media, however many items share it.
+        """
+        identities = [_identity(i, plans[i]) for i in items]
         known: dict[object, MediaFeatures] = {}
         missing: dict[object, int] = {}
-        identities = [_identity(i, plans[i]) for i in items]
         for i, identity in zip(items, identities, strict=True):
             cached = self._cache.get(identity)
-            if cached is not None:
-                known[identity] = cached
-            else:
+            if cached is None:
                 missing.setdefault(identity, i)
+            else:
+                known[identity] = cached
+        encoded = {}
         if missing:
-            known.update(zip(missing, model.encode(list(missing.values())), strict=True))
-        return [known[identity] for identity in identities]
-
-    def _remember(
-        self, items: list[int], plans: Sequence[ItemPlan], features: Sequence[MediaFeatures]
-    ) -> None:
-        for i, item_features in zip(items, features, strict=True):
-            if plans[i].media_key != ANONYMOUS:
-                self._cache.put(plans[i].media_key, item_features)
+            for i, media_features in zip(
+                missing.values(), model.encode(list(missing.values())), strict=True
+            ):
+                known[_identity(i, plans[i])] = media_features
+                if plans[i].media_key != ANONYMOUS:
+                    encoded[plans[i].media_key] = media_features
+        return [known[identity] for identity in identities], encoded
 
 
 def _identity(index: int, plan: ItemPlan) -> object:

@@ -4,4 +4,4 @@
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava:PrunedLlava",
 }
-"""vLLM architecture name -> "module:class"; strings, so that nothing is imported before it is used."""
+"""vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""

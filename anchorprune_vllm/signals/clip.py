@@ -74,7 +74,7 @@ def _written(sizes: dict[str, int]) -> str:
 
 
 class ClipQueryTokenizer:
-    """Query words to segments that each fit the text tower, with start and end tokens of their own."""
+    """Query words to segments that fit the text tower, each with its own start and end token."""
 
     def __init__(self, text_encoder: str) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(text_encoder)

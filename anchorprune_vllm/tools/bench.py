@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +60,7 @@ def run_bench(repeats: int) -> None:
         if len(set(kept.tolist()) ^ set(straightforward(item).tolist())) > shape.budget // 50:
             raise RuntimeError(f"the two forms disagree on {shape}")
         loop, ours = _side_by_side(
-            [lambda item=item: straightforward(item), lambda item=item: select_batch([item], PARAMS)],
-            repeats,
+            [partial(straightforward, item), partial(select_batch, [item], PARAMS)], repeats
         )
         selection_ms[shape.model] = ours
         numbers = (str(shape.tokens), str(shape.budget), f"{loop:.1f} ms", f"{ours:.1f} ms")

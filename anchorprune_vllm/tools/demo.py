@@ -79,7 +79,9 @@ def _ask_at_budgets(
                 for seed in range(images)
             ]
             table.add_row(
-                {server_budget: f"{budget} (server)", "100%": "100% (unpruned)"}.get(budget, budget),
+                {server_budget: f"{budget} (server)", "100%": "100% (unpruned)"}.get(
+                    budget, budget
+                ),
                 str(answers[0].prompt_tokens),
                 f"{1000 * statistics.median(a.seconds_to_first_token for a in answers):.0f} ms",
                 answers[0].text.strip(),

@@ -37,7 +37,9 @@ def test_registering_twice_patches_once() -> None:
     assert {patch.name: vars(EngineArgs)[patch.name] for patch in PATCHES} == once
 
 
-@pytest.mark.parametrize("owner", ["vllm.engine.arg_utils:Gone", "vllm.engine.arg_utils:EngineArgs"])
+@pytest.mark.parametrize(
+    "owner", ["vllm.engine.arg_utils:Gone", "vllm.engine.arg_utils:EngineArgs"]
+)
 def test_a_target_that_is_gone_is_an_error(owner: str) -> None:
     patch = Patch(owner, "gone", lambda original: original, why="", until="")
     with pytest.raises(RuntimeError, match=r"this vLLM has no .*\.gone, which the plugin extends"):

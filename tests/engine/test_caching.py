@@ -100,9 +100,7 @@ def test_two_images_of_a_conversation_have_their_own_questions(
     pruned: LLM, reference: ReferenceLlava
 ) -> None:
     images = [picture(207), picture(208)]
-    prompt = (
-        f"USER: <image>\n{QUESTIONS[0]} ASSISTANT: A house. USER: <image>\n{QUESTIONS[1]} ASSISTANT:"
-    )
+    prompt = f"{prompt_of(QUESTIONS[0])} A house. {prompt_of(QUESTIONS[1])}"
     seen(pruned)
     given = answer(pruned, {"prompt": prompt, "multi_modal_data": {"image": images}})[0]
     kept = seen(pruned).kept

@@ -63,7 +63,9 @@ def test_a_budget_in_the_config_is_enough(parser: FlexibleArgumentParser) -> Non
 
 
 def test_flags_without_budget_are_inert_and_say_so(
-    parser: FlexibleArgumentParser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    parser: FlexibleArgumentParser,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     assert overrides(parser, "--anchorprune-query", "last") == {}

@@ -39,7 +39,9 @@ def edited_clip(model: Path, tmp_path: Path, edit: dict[str, Any]) -> str:
 
 def test_text_encoder_of_another_tower(model: Path, tmp_path: Path) -> None:
     other = edited_clip(model, tmp_path, {"vision_config": {"hidden_size": 128}})
-    with pytest.raises(ValueError, match="does not fit the vision tower: .* hidden_size 128.* has"):
+    with pytest.raises(
+        ValueError, match=r"does not fit the vision tower: .* hidden_size 128.* has"
+    ):
         start(model, settings={"text_encoder": other})
 
 
@@ -50,7 +52,7 @@ def test_text_encoder_that_is_no_clip(model: Path) -> None:
 
 def test_text_encoder_that_is_missing(model: Path, tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="cannot read the text encoder .*nowhere.*give --anchor"):
+    with pytest.raises(ValueError, match=r"cannot read the text encoder .*nowhere.*give --anchor"):
         start(model, settings={"text_encoder": missing})
 
 

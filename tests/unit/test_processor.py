@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -19,10 +20,12 @@ from anchorprune_vllm.processor import PruningProcessor
 from tests.support.pictures import QUESTIONS, picture
 
 
-def make(model: Path, **settings: Any) -> Any:
+def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
     anchorprune_vllm.register()
     prune = {"budget": 16, "text_encoder": str(model / "clip"), **settings}
-    args = EngineArgs(model=str(model), hf_overrides={"anchorprune": prune}, dtype="float32")
+    args = EngineArgs(
+        model=str(model), hf_overrides={"anchorprune": prune}, dtype="float32", **options or {}
+    )
     model_config = args.create_model_config()
     processor = MULTIMODAL_REGISTRY.create_processor(model_config)
     assert isinstance(processor, PruningProcessor)
@@ -66,9 +69,7 @@ def test_placeholders_equal_the_plan(processor: Any) -> None:
         (place,) = out["mm_placeholders"]["image"]
         (plan,) = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
         assert (place.length, plan.kept, plan.candidates) == (kept, kept, 144)
-        assert out["prompt_token_ids"][place.offset : place.offset + kept].count(
-            out["prompt_token_ids"][place.offset]
-        ) == kept
+        assert out["prompt_token_ids"].count(out["prompt_token_ids"][place.offset]) == kept
 
 
 class TestIdentity:
@@ -138,6 +139,16 @@ def test_processor_cache_holds_each_question(processor: Any) -> None:
         assert got.keys() == wanted.keys()
         for name in wanted:
             assert got[name].data.tolist() == wanted[name].data.tolist()
+
+
+def test_the_clients_own_embeddings_are_passed_on(demo_model: Path) -> None:
+    processor = make(demo_model, {"enable_mm_embeds": True})
+    out = processor(
+        f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:",
+        processor.info.parse_mm_data({"image": torch.zeros(1, 30, 128)}),
+    )
+    assert out["mm_placeholders"]["image"][0].length == 30
+    assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
 
 
 def test_dummies_are_anonymous(processor: Any) -> None:

@@ -122,3 +122,21 @@ def test_forget_media(pruner: VisualPruner) -> None:
     pruner.forget_media()
     pruner.embed(images, [plan(1)])
     assert images.encoded == [[1], [1]]
+
+
+def test_a_full_cache_never_mixes_media_up() -> None:
+    """With room for one, what was read and what is written share a page."""
+    page = TOKENS * (SIZE + 1) * 4
+    cache = FeatureCache(page, TOKENS, SIZE, torch.float32, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=99)
+    fresh = VisualPruner(
+        ToySignals(),
+        AnchorParams(),
+        FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu")),
+        max_encoder_tokens=99,
+    )
+    for seeds in ([1], [2, 1], [1], [2], [3, 2, 1], [1, 3]):
+        plans = [plan(seed) for seed in seeds]
+        rows = pruner.embed(ToyImages(seeds), plans)
+        expected = fresh.embed(ToyImages(seeds), plans)
+        assert all(torch.equal(*pair) for pair in zip(rows, expected, strict=True))

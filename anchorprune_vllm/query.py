@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of a prompt that ask about its images and videos.
+
+A multimodal processor gets token ids, in which the messages of the conversation are no longer
+apart. `QueryReader` learns from the chat template what opens and closes a user's turn, and finds
+with it the user's words for each media placeholder.
+
+Turns are told apart by text, as a prompt holds nothing else: where the markers are plain words
+(LLaVA's `USER:`), a user who writes such a word alone ends the turn there, as the model sees it
+too. A system prompt that the template puts into the user's turn without a marker of its own
+(Gemma, early Mistral) cannot be told from the user's words.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any, Literal, get_args
+
+from jinja2 import TemplateError
+
+Scope = Literal["turn", "last", "all", "none"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+_ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+# Conversations by the initials of their roles. How a role ends comes before what may follow it.
+_LESSONS = ("u", "ua", "uau", "su", "us", "ut", "uat")
+_EXAMS = ("u", "uau", "uauau")
+# Holds the words and signs that are too common to be markers: the exam fails on such markers.
+_SENTINEL = "Sentinel{}: - is a user > 1 | system # or * assistant, (tool)?"
+
+_Content = Callable[[str], str | list[dict[str, str]]]
+# Plain strings first: a template for strings would print a list as Python does.
+_CONTENT_FORMS: tuple[_Content, ...] = (str, lambda text: [{"type": "text", "text": text}])
+_Render = Callable[[str, bool], list[str] | None]
+
+
+class QueryReader:
+    """Reads the query of every media placeholder of a prompt.
+
+    `media_token_ids` maps each modality to the id of its placeholder token, of which the prompt
+    holds one per item. Without a `chat_template`, or with one whose markers cannot be learnt, the
+    whole text of a prompt is its query.
+    """
+
+    def __init__(
+        self, tokenizer: Any, chat_template: str | None, media_token_ids: Mapping[str, int]
+    ) -> None:
+        self._modalities = {token: modality for modality, token in media_token_ids.items()}
+        if len(self._modalities) < len(media_token_ids):
+            raise ValueError(
+                f"media_token_ids={dict(media_token_ids)}: two modalities share a placeholder "
+                "token, so their items cannot be told apart. Give each its own token."
+            )
+        self._decode = _decoder(tokenizer)
+        self._markers = _learn(tokenizer, chat_template)
+
+    def read(self, prompt_ids: Sequence[int], scope: Scope) -> dict[str, list[str]]:
+        """The query of each placeholder, by modality, in prompt order.
+
+        - `turn`: the user's words in the turn of the placeholder; if there are none, those of the
+          next user turn that has some. For media outside the user's turns: the next user turn,
+          or the last one if no other follows.
+        - `last`: the last user turn that has words.
+        - `all`: all user turns, one per line.
+        - `none`: nothing.
+
+        Words on both sides of a placeholder are joined by a space.
+        """
+        if scope not in SCOPES:
+            raise ValueError(f"query scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
+        modalities = self._modalities
+        places = [i for i, token in enumerate(prompt_ids) if token in modalities]
+        queries: dict[str, list[str]] = {modality: [] for modality in modalities.values()}
+        found = self._find(prompt_ids, places, scope) if places and scope != "none" else []
+        for place, query in zip(places, found or [""] * len(places), strict=True):
+            queries[modalities[prompt_ids[place]]].append(query)
+        return queries
+
+    def _find(self, prompt_ids: Sequence[int], places: list[int], scope: Scope) -> list[str]:
+        """The query of the placeholder at each of the `places`."""
+        starts, ends = [0, *(i + 1 for i in places)], [*places, len(prompt_ids)]
+        pieces = (list(prompt_ids[i:j]) for i, j in zip(starts, ends, strict=True))
+        turns, holders = self._markers.split(map(self._decode, pieces))
+        words = [turn.words() if turn.by_user else "" for turn in turns]
+        if scope == "all":
+            return ["\n".join(filter(None, words))] * len(places)
+        last = next(filter(None, reversed(words)), "")
+        if scope == "last":
+            return [last] * len(places)
+        ahead = words.copy()  # from each turn on, the first words
+        for i in reversed(range(len(words) - 1)):
+            ahead[i] = words[i] or ahead[i + 1]
+        return [ahead[i] or ("" if turns[i].by_user else last) for i in holders[:-1]]
+
+
+@dataclass(slots=True)
+class _Turn:
+    by_user: bool
+    parts: list[str] = field(default_factory=list)
+
+    def words(self) -> str:
+        return " ".join(filter(None, map(str.strip, self.parts)))
+
+
+class _Markers:
+    """Splits decoded text into turns at the markers, and drops the special tokens.
+
+    `user`: what stands before a user's words. `other`: what stands before or after all else.
+    """
+
+    def __init__(self, user: set[str], other: set[str], specials: set[str]) -> None:
+        # The longest first: "[INST] <<SYS>>" opens a system prompt, "[INST]" a user's turn.
+        marks = sorted(user | other, key=len, reverse=True)
+        self._opens_user = [mark in user for mark in marks]
+        special = _any_of(specials)
+        # Every branch starts with a letter of its own, which lets `re` skip ahead to the next
+        # candidate (ten times faster); so the group that tells the branches apart comes last.
+        branches = [f"{_marker_pattern(mark, special)}()" for mark in marks]
+        self._cut = re.compile("|".join([*branches, special]))
+
+    def split(self, pieces: Iterable[str]) -> tuple[list[_Turn], list[int]]:
+        """The turns in `pieces`, and the turn in which each piece ends."""
+        turns = [_Turn(by_user=False)]
+        holders = []
+        for piece in pieces:
+            start = 0
+            for match in self._cut.finditer(piece):
+                turns[-1].parts.append(piece[start : match.start()])
+                start = match.end()
+                if match.lastindex is not None:
+                    turns.append(_Turn(self._opens_user[match.lastindex - 1]))
+            turns[-1].parts.append(piece[start:])
+            holders.append(len(turns) - 1)
+        if not any(turn.by_user for turn in turns):  # not written with the template
+            turns[0].by_user = True
+        return turns, holders
+
+
+def _learn(tokenizer: Any, chat_template: str | None) -> _Markers:
+    """The markers of the template; none if they do not read back what was put in."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    # Llama 3 has its headers only among the added tokens.
+    specials = {*map(str, tokenizer.all_special_tokens), *(str(t) for t in added if t.special)}
+    if chat_template is not None:
+        for content in _CONTENT_FORMS:
+            render = partial(_render, tokenizer, chat_template, content)
+            user, other = _collect(render)
+            # Alone before a system prompt, the start of the text marks nothing; users write <s>.
+            other.discard(getattr(tokenizer, "bos_token", None) or "")
+            markers = _Markers(user, other, specials)
+            if user and other and _passes(markers, render):
+                return markers
+    return _Markers(set(), set(), specials)
+
+
+def _render(
+    tokenizer: Any, chat_template: str, content: _Content, roles: str, ask: bool
+) -> list[str] | None:
+    """Renders sentinels said by `roles`; `ask` adds the generation prompt.
+
+    Returns what is before, in and after each sentinel in turn, or None if the template refuses
+    the roles, or leaves out, repeats or moves a message.
+    """
+    said = [_SENTINEL.format(i) for i in range(len(roles))]
+    messages = [
+        {"role": _ROLES[role], "content": content(text)}
+        for role, text in zip(roles, said, strict=True)
+    ]
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, chat_template=chat_template, tokenize=False, add_generation_prompt=ask
+        )
+        parts = re.split(f"({_any_of(said)})", text)
+    # Templates raise their own errors, and Python's on what they do not expect.
+    except (TemplateError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
+    return parts if parts[1::2] == said else None
+
+
+def _collect(render: _Render) -> tuple[set[str], set[str]]:
+    """What opens a user's turn, and what closes it or opens any other."""
+    opens: dict[str, set[str]] = {role: set() for role in _ROLES}
+    closes: set[str] = set()
+    ends: dict[str, str] = {}
+    for roles, ask in product(_LESSONS, (False, True)):
+        parts = render(roles, ask)
+        if parts is None:
+            continue
+        if not ask:
+            ends.setdefault(roles[-1], parts[-1])
+        for left, gap, right in zip(f"^{roles}", parts[::2], f"{roles}$", strict=True):
+            if right != "$":
+                opens[right].add(gap.removeprefix(ends.get(left, "")).strip())
+            if left == "u":
+                closes.add(gap.strip())
+    others = opens["s"] | opens["a"] | opens["t"] | _least(closes, str.startswith)
+    # What stands before the first user message may begin with a default system prompt: the
+    # opening of a later one is the end of it.
+    return _least(opens["u"], str.endswith), others - opens["u"] - {""}
+
+
+def _passes(markers: _Markers, render: _Render) -> bool:
+    """Whether the markers give back the user's words of the conversations that can be rendered."""
+    for roles, ask in product(_EXAMS, (False, True)):
+        parts = render(roles, ask)
+        if parts is not None:
+            turns, _ = markers.split(["".join(parts)])
+            said = [text for role, text in zip(roles, parts[1::2], strict=True) if role == "u"]
+            if [turn.words() for turn in turns if turn.by_user] != said:
+                return False
+    return True
+
+
+def _least(marks: set[str], has: Callable[[str, str], bool]) -> set[str]:
+    """The marks that do not have another at their end (or start, as `has` says)."""
+    marks = marks - {""}
+    return {mark for mark in marks if not any(has(mark, other) for other in marks - {mark})}
+
+
+def _marker_pattern(mark: str, special: str) -> str:
+    """Matches `mark` but not inside a word, with the whitespace that decoding leaves."""
+    atoms = filter(None, re.split(rf"({special})|\s+", mark))
+    pattern = r"\s*".join(map(re.escape, atoms))
+    if re.match(r"\w", mark):  # after the first letter, as the pattern has to begin with one
+        pattern = rf"{mark[0]}(?<!\w{mark[0]}){pattern[1:]}"
+    return rf"{pattern}(?!\w)" if re.match(r"\w", mark[-1]) else pattern
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Matches the longest of `words`.
+
+    A tree of letters: of a flat list, every word would be tried at every "<", and some tokenizers
+    have a thousand reserved ones.
+    """
+    tails: dict[str, set[str]] = defaultdict(set)
+    for word in filter(None, words):
+        tails[word[0]].add(word[1:])
+    return "|".join(map(_branch, tails, tails.values())) or "(?!)"  # of nothing: never
+
+
+def _branch(head: str, tails: set[str]) -> str:
+    if len(tails) == 1:
+        return re.escape(head + min(tails))
+    return f"{re.escape(head)}(?:{_any_of(tails)})" + "?" * ("" in tails)
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Decodes with the special tokens, and with the user's spaces as they are."""
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    exact = partial(decode, clean_up_tokenization_spaces=False)
+    try:
+        exact([])
+    except TypeError:  # a tokenizer without that option cleans nothing up
+        return decode
+    return exact
