@@ -64,27 +64,31 @@ def _ask_at_budgets(
     server: VllmServer, budgets: Sequence[str], server_budget: str, images: int, console: Console
 ) -> Table:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    table = Table(title=f"{QUESTION!r}, {images} pictures per budget")
+    table = Table(title=f"{QUESTION!r}, time over {images} new pictures per budget")
     table.add_column("budget")
     table.add_column("prompt tokens", justify="right")
     table.add_column("time to first token (median)", justify="right")
-    table.add_column("answer to the first picture")
+    table.add_column("answer about one and the same picture")
+    notes = {server_budget: " (server)", "100%": " (unpruned)"}
     with console.status("asking") as status:
-        # The first request of all pays for lazy initialisation, whatever its budget.
-        ask(client, draw_picture(seed=-1), None)
-        for budget in budgets:
+        # The first requests of all pay for lazy initialisation.
+        for budget in (None, "100%"):
+            ask(client, draw_picture(seed=-1), budget)
+        for number, budget in enumerate(budgets):
             status.update(f"asking at budget {budget}")
-            answers = [
-                ask(client, draw_picture(seed), None if budget == server_budget else budget)
-                for seed in range(images)
+            override = None if budget == server_budget else budget
+            # Timed on pictures that no other budget has seen: each pays for its vision tower.
+            first_seed = 1 + number * images
+            seconds = [
+                ask(client, draw_picture(seed), override).seconds_to_first_token
+                for seed in range(first_seed, first_seed + images)
             ]
+            answer = ask(client, draw_picture(seed=0), override)
             table.add_row(
-                {server_budget: f"{budget} (server)", "100%": "100% (unpruned)"}.get(
-                    budget, budget
-                ),
-                str(answers[0].prompt_tokens),
-                f"{1000 * statistics.median(a.seconds_to_first_token for a in answers):.0f} ms",
-                answers[0].text.strip(),
+                budget + notes.get(budget, ""),
+                str(answer.prompt_tokens),
+                f"{1000 * statistics.median(seconds):.0f} ms",
+                answer.text.strip(),
             )
     return table
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 1 of AnchorPrune: the protected relevance anchor.
+
+"AnchorPrune: Relevance-Anchored Contextual Expansion for Visual Token Pruning",
+Kyuan Oh and Bumsoo Kim, sections "Protected Relevance Anchoring" and "Adaptive Anchor Budget".
+
+The anchor of a unit (an image, a crop, a frame) is the first K_rel of its tokens by relevance. How
+many is read off the ranking: after the first K_min, tokens far from all of those are counted; the
+one that makes it `patience` ends the anchor, and at K_max it ends in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.selection.cosine import distances, unit_rows
+from anchorprune_vllm.selection.host import to_device
+
+
+class Unit(NamedTuple):
+    """One unit that has an anchor: where its tokens are, and the bounds of the anchor's size."""
+
+    start: int  # its first token, within its item
+    size: int
+    minimum: int  # K_min, at least 1
+    maximum: int  # K_max, from `minimum` to `size`
+
+
+def relevance_anchors(
+    relevance: Sequence[Tensor],
+    features: Sequence[Tensor],
+    units: Sequence[Sequence[Unit]],
+    tau: float,
+    patience: int,
+) -> list[Tensor]:
+    """Mark the anchor tokens of every unit of every item, all units in one padded batch.
+
+    Every shape follows from `units`, which the host knows: the host never waits for the device.
+
+    Args:
+        relevance: per item [N_i], larger is more relevant.
+        features: per item [N_i, D], the space in which novelty is measured.
+        units: per item, the units that have an anchor; at least one.
+        tau: cosine distance above which a token counts as novel.
+        patience: number of novel tokens at which the anchor ends.
+
+    Returns:
+        Per item [N_i] bool.
+    """
+    lengths = [len(scores) for scores in relevance]
+    total = sum(lengths)
+    device = features[0].device
+    anchor = torch.zeros(total + 1, dtype=torch.bool, device=device)  # the last is a dump
+
+    # 1. Bounds of the U units as columns [U, 1], in one copy to the device. `first` counts tokens
+    #    within the item, `offset` is where the item begins among the tokens of all items.
+    offsets = [sum(lengths[:item]) for item in range(len(lengths))]
+    table = [(*unit, offsets[item]) for item, group in enumerate(units) for unit in group]
+    first, size, minimum, maximum, offset = to_device(table, device)[:, :, None].unbind(1)
+    longest = max(row[1] for row in table)
+    seeds = max(row[2] for row in table)
+    ranks = max(row[3] for row in table)
+
+    # 2. Rank within each unit by relevance [U, longest], ties to the lower index. Padding is last:
+    #    -inf, as a score that is not a number, and behind those because its index is higher.
+    place = torch.arange(longest, device=device)
+    scores = torch.cat([scores.to(torch.float64) for scores in relevance])
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    scores = scores[(offset + first + place).clamp_max(total - 1)]
+    scores = scores.masked_fill(place >= size, -torch.inf)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :ranks]
+    token = first + order.minimum(size - 1)  # [U, ranks]
+
+    # 3. Novelty of every rank: the distance to the nearest of the first K_min [U, ranks].
+    counts = [len(group) for group in units]
+    rows = [
+        item_features[index.flatten()]
+        for item_features, index in zip(features, torch.split(token, counts), strict=True)
+    ]
+    unit = unit_rows(torch.cat(rows)).reshape(len(table), ranks, -1)
+    rank = place[:ranks]
+    to_seeds = distances(unit, unit[:, :seeds])  # [U, ranks, seeds]
+    novelty = to_seeds.masked_fill((rank[:seeds] >= minimum)[:, None], torch.inf).amin(2)
+
+    # 4. A rank is in while fewer than `patience` novel ones came before it.
+    novel = (novelty > tau) & (rank >= minimum)
+    before = novel.cumsum(1) - novel.long()
+    kept = (rank < minimum) | ((rank < maximum) & (before < patience))
+
+    # 5. Back to tokens; ranks that are out write to the dump.
+    anchor.scatter_(0, torch.where(kept, offset + token, total).flatten(), True)
+    return list(torch.split(anchor[:total], lengths))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 2 of AnchorPrune: contextual expansion.
+
+"AnchorPrune: Relevance-Anchored Contextual Expansion for Visual Token Pruning",
+Kyuan Oh and Bumsoo Kim, section "Contextual Expansion".
+
+The kept set starts as the anchor and takes in, one at a time, the token with the largest product of
+importance and novelty, which is the cosine distance to the nearest token kept so far.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.selection.cosine import distances
+
+
+def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
+    """Distance of every token to the nearest anchor token, by one N x A product.
+
+    Without an anchor it is 2, the largest distance there is: the first choice then goes by
+    importance alone, and the distances to that choice replace the 2 everywhere.
+
+    Args:
+        rows: [B, N, D] of `unit_rows`.
+        anchor: [B, N] bool.
+        most: no item has more anchor tokens than this.
+
+    Returns:
+        [B, N] float64.
+    """
+    if most == 0:
+        return rows.new_full(anchor.shape, 2.0)
+    there, index = anchor.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+    anchors = rows.take_along_dim(index[:, :most, None], 1)  # [B, most, D], the rest is filler
+    filler = there[:, None, :most] == 0
+    return distances(rows, anchors).masked_fill_(filler, 2.0).amin(2)
+
+
+def greedy_expansion(
+    rows: Tensor, importance: Tensor, novelty: Tensor, taken: Tensor, steps: int
+) -> Tensor:
+    """Choose `steps` tokens, each the one with the largest importance * novelty; ties: lower index.
+
+    Every step is one batched matrix-vector product. `steps` is a number on the host; an item that
+    needs fewer takes the first ones, which do not depend on how many follow.
+
+    Args:
+        rows: [B, N, D] of `unit_rows`.
+        importance: [B, N] float64, small enough for its double to be finite.
+        novelty: [B, N] float64 of `novelty_to_anchor`.
+        taken: [B, N] bool, tokens that cannot be chosen: the anchor and padding.
+        steps: how many tokens to choose.
+
+    Returns:
+        [B, steps] int64, in the order of choice. Distinct, as long as there are tokens left.
+    """
+    items, tokens, _ = rows.shape
+    flat = rows.flatten(0, 1)
+    offset = torch.arange(items, device=rows.device)[:, None] * tokens
+    choices = torch.empty(items, steps, dtype=torch.int64, device=rows.device)
+    taken = taken.clone()
+    for step in range(steps):
+        # 1. Score. -inf for what is taken, and for nothing else: no token is chosen twice.
+        scores = (importance * novelty).masked_fill_(taken, -torch.inf)
+        # 2. Choose the first of equals, which is the lower index.
+        choice = scores.argmax(1, keepdim=True)
+        choices[:, step : step + 1] = choice
+        taken.scatter_(1, choice, True)
+        # 3. The kept set is now as near as the choice, or as near as it was.
+        chosen = flat.index_select(0, (choice + offset).view(-1))[:, None]
+        novelty = novelty.minimum(distances(rows, chosen).squeeze(2))
+    return choices

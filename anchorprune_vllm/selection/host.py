@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host and a device may ask of each other without either waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def reads_are_free(tensor: Tensor) -> bool:
+    """Whether the host may read values: on a CPU they are there, on a device it would wait."""
+    return tensor.device.type == "cpu"
+
+
+def to_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """An int64 tensor of numbers the host knows; pinned, as a copy from pageable memory waits."""
+    staged = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    return staged.to(device, non_blocking=True)
