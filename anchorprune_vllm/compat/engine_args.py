@@ -30,6 +30,7 @@ def wrap_from_cli_args(original: classmethod) -> classmethod:  # type: ignore[ty
         from anchorprune_vllm.logger import logger
 
         engine_args = original.__func__(cls, args)
+        engine_args.anchorprune_from_cli = True
         settings, given = take_settings(args)
         if settings is not None:
             engine_args.hf_overrides = merge_into_overrides(engine_args.hf_overrides, settings)
@@ -51,7 +52,13 @@ def wrap_create_model_config(original: Any) -> Any:
         from anchorprune_vllm.plugin import check_model
 
         model_config = original(self)
-        check_model(self, model_config)
+        try:
+            check_model(self, model_config)
+        except ValueError as error:
+            if getattr(self, "anchorprune_from_cli", False):
+                # On the command line the message is all that helps: no traceback.
+                raise SystemExit(f"vllm: error: {error}") from error
+            raise
         return model_config
 
     return create_model_config

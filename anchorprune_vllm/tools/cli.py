@@ -101,3 +101,7 @@ def _bench(args: argparse.Namespace) -> None:
     from anchorprune_vllm.tools.bench import run_bench
 
     run_bench(args.repeats)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
 
@@ -103,3 +104,10 @@ def test_server_defaults_do_not_go_through_processor_kwargs(model: Path) -> None
 
 def test_off_looks_at_nothing(model: Path) -> None:
     EngineArgs(model=str(model)).create_model_config()
+
+
+def test_command_line_gets_the_message_alone(model: Path) -> None:
+    flags = ["--model", str(model), "--anchorprune-budget", "8"]
+    args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
+    with pytest.raises(SystemExit, match="vllm: error: anchorprune: no text encoder is known"):
+        EngineArgs.from_cli_args(args).create_model_config()

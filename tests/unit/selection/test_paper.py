@@ -33,8 +33,12 @@ def cosine_distance(one: np.ndarray, other: np.ndarray) -> float:
     return max(0.0, 1 - cosine)
 
 
-def novelty(token: int, kept: list[int], features: np.ndarray) -> float:
-    return min(cosine_distance(features[token], features[other]) for other in kept)
+def all_distances(features: np.ndarray) -> list[list[float]]:
+    return [[cosine_distance(one, other) for other in features] for one in features]
+
+
+def novelty(token: int, kept: list[int], distances: list[list[float]]) -> float:
+    return min(distances[token][other] for other in kept)
 
 
 def share_budget(total: int, sizes: list[int]) -> list[int]:
@@ -49,7 +53,9 @@ def share_budget(total: int, sizes: list[int]) -> list[int]:
     return given_out
 
 
-def anchor_of_unit(case: Case, tokens: list[int], budget: int) -> list[int]:
+def anchor_of_unit(
+    case: Case, tokens: list[int], budget: int, distances: list[list[float]]
+) -> list[int]:
     if budget == 0:
         return []
     tau = case.params.get("tau", 0.2)
@@ -62,7 +68,7 @@ def anchor_of_unit(case: Case, tokens: list[int], budget: int) -> list[int]:
     first = ranking[:k_min]
     events = 0
     for size in range(k_min + 1, k_max + 1):
-        if novelty(ranking[size - 1], first, case.features) > tau:
+        if novelty(ranking[size - 1], first, distances) > tau:
             events += 1
             if events >= patience:
                 return ranking[:size]
@@ -74,12 +80,14 @@ def paper(case: Case) -> tuple[list[int], list[bool]]:
     budget = min(case.budget, n)
     anchor: list[int] = []
     if case.relevance is not None:
+        distances = all_distances(case.features)
         numbers = [0] * n if case.units is None else case.units.tolist()
         groups = [[t for t in range(n) if numbers[t] == unit] for unit in sorted(set(numbers))]
         shares = share_budget(budget, [len(group) for group in groups])
         for group, share in zip(groups, shares, strict=True):
-            anchor += anchor_of_unit(case, group, share)
+            anchor += anchor_of_unit(case, group, share, distances)
     context = case.features if case.context_features is None else case.context_features
+    distances = all_distances(context)
     kept = list(anchor)
     while len(kept) < budget:
         best, best_score = -1, -np.inf
@@ -88,7 +96,7 @@ def paper(case: Case) -> tuple[list[int], list[bool]]:
                 continue
             score = float(case.importance[token])
             if kept:
-                score *= novelty(token, kept, context)
+                score *= novelty(token, kept, distances)
             if score > best_score:
                 best, best_score = token, score
         kept.append(best)
@@ -117,6 +125,7 @@ def cases(draw: st.DrawFn, exact: bool) -> Case:
             st.integers(1, 30).map(lambda n: [n]),
             st.lists(st.integers(1, 9), min_size=1, max_size=5),
             st.integers(2, 12).map(lambda n: [1] * n),
+            st.tuples(st.integers(1, 10), st.integers(20, 30)).map(list),  # different K_min
         )
     )
     n = sum(sizes)
@@ -235,6 +244,15 @@ def test_units_do_not_compete_for_the_anchor():
     kept = select(Case(FALLING, APART, FLAT, 32, units=units))
     anchor = kept.indices[kept.is_anchor].tolist()
     assert anchor == [0, 1, 2, 3, 4, 32, 33, 34, 35, 36]  # twice K_min = 2 and three novel ones
+
+
+def test_units_of_different_size_have_their_own_minimum():
+    """K_u = 32 and 8, so K_min = 5 and 1: the first novel token is the sixth, and the second."""
+    units = np.repeat([0, 1], [64, 16])
+    case = Case(np.linspace(1, 0, 80), np.eye(80), np.ones(80), 40, None, units, {"patience": 1})
+    check(case)
+    kept = select(case)
+    assert kept.indices[kept.is_anchor].tolist() == [0, 1, 2, 3, 4, 5, 64, 65]
 
 
 def test_expansion_sees_all_units():

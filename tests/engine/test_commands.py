@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands a user types, as processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+TIMEOUT = 240
+
+
+def demo(directory: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "anchorprune_vllm.tools.cli",
+            "demo",
+            "--directory",
+            directory,
+            *args,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_demo(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--budgets", "100%,16,8", "--images", "1")
+    output = process.communicate(timeout=TIMEOUT)[0]
+    assert process.returncode == 0, output
+    rows = [line.split("│")[1:3] for line in output.splitlines() if "│" in line]
+    tokens = {name.strip(): int(count) for name, count in rows if count.strip()}
+    text = tokens["16 (server)"] - 16
+    assert tokens == {"100% (unpruned)": text + 144, "16 (server)": text + 16, "8": text + 8}
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_nothing_running(tmp_path: Path, stop: signal.Signals) -> None:
+    process = demo(tmp_path)
+    started: set[psutil.Process] = set()
+    deadline = time.monotonic() + TIMEOUT
+    # The engine's own processes are there once the server has begun to load the model.
+    while len(started) < 3 and time.monotonic() < deadline:
+        started.update(psutil.Process(process.pid).children(recursive=True))
+        time.sleep(0.2)
+    assert len(started) >= 3
+    process.send_signal(stop)
+    output = process.communicate(timeout=TIMEOUT)[0]
+    assert process.returncode == 130, output
+    assert "anchorprune: stopped" in output
+    assert [child for child in started if child.is_running()] == []
+
+
+def test_a_wrong_start_ends_in_one_line(demo_model: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(demo_model)]
+    flags = ["--anchorprune-budget", "16", "--anchorprune-text-encoder", str(missing)]
+    ended = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stdout + ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"vllm: error: anchorprune: cannot read the text encoder '{missing}'")
