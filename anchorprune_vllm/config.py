@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -55,11 +54,12 @@ class PruneConfig:
                 f"anchorprune: text_encoder must be a hub id or a local path, "
                 f"got {self.text_encoder!r}"
             )
-        _check_number("tau", self.tau, low=0.0, high=2.0)
+        _check_number("tau", self.tau, "from 0 to 2", lambda tau: 0 <= tau <= 2)
         _check_whole("patience", self.patience, low=1)
         if self.min_anchor is not None:
             _check_whole("min_anchor", self.min_anchor, low=1)
-        _check_number("max_anchor_ratio", self.max_anchor_ratio, low=0.0, high=1.0)
+        ratio = self.max_anchor_ratio
+        _check_number("max_anchor_ratio", ratio, "above 0 and up to 1", lambda r: 0 < r <= 1)
         _check_whole("feature_cache_mb", self.feature_cache_mb, low=0)
 
     @classmethod
@@ -118,12 +118,12 @@ def check_keys(settings: Mapping[str, Any], allowed: list[str]) -> None:
             )
 
 
-def _check_number(name: str, value: object, *, low: float, high: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
-        raise ValueError(
-            f"anchorprune: {name} must be a number from {low:g} to {high:g}, got {value!r}"
-        )
+def _check_number(
+    name: str, value: object, allowed: str, is_allowed: Callable[[float], bool]
+) -> None:
+    # Comparisons with NaN are false, so it is refused too.
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not is_allowed(value):
+        raise ValueError(f"anchorprune: {name} must be a number {allowed}, got {value!r}")
 
 
 def _check_whole(name: str, value: object, *, low: int) -> None:

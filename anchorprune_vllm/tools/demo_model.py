@@ -124,11 +124,15 @@ def _file_sizes(directory: Path) -> dict[str, int]:
 # --- tokenizers ---------------------------------------------------------------------------------
 
 
-def _learn_merges(words: Iterable[str], suffix: str = "") -> list[tuple[str, str]]:
+def _learn_merges(words: list[str], suffix: str = "") -> list[tuple[str, str]]:
     """Byte-pair merges, learned until every word is one token."""
     learner = Tokenizer(models.BPE(end_of_word_suffix=suffix))
     learner.pre_tokenizer = splitters.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(vocab_size=10**5, end_of_word_suffix=suffix, show_progress=False)
+    # Ties go by id, and the ids of suffixed letters by the order of a hash map, unless given.
+    endings = sorted({word[-1] + suffix for word in words})
+    trainer = trainers.BpeTrainer(
+        vocab_size=10**5, end_of_word_suffix=suffix, special_tokens=endings, show_progress=False
+    )
     learner.train_from_iterator(words, trainer)
     return [(a, b) for a, b in json.loads(learner.to_str())["model"]["merges"]]
 
@@ -141,9 +145,8 @@ def _number(*groups: Iterable[str]) -> dict[str, int]:
 
 def _llama_tokenizer(extra_specials: list[str]) -> Tokenizer:
     """Llama's pipeline: `▁` for a space, bytes for unknown characters, `<s>` put before."""
-    merges = _learn_merges(
-        [*("▁" + word for word in (_WORDS + _PROMPT_WORDS).split()), *_PROMPT_WORDS.split()]
-    )
+    words = ["▁" + word for word in (_WORDS + _PROMPT_WORDS).split()]
+    merges = _learn_merges(words + _PROMPT_WORDS.split())
     specials = ["<unk>", "<s>", "</s>"]
     characters = ["▁", *map(chr, range(33, 127))]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -327,7 +330,7 @@ def _vision_tower(draw: _Random, config: Config) -> Weights:
         **draw.norm("vision_model.pre_layrnorm", hidden, bias=0.1),  # the hub spells it so
         **_clip_layers(draw, "vision_model", config, qk=1.5, vo=1.0),
         # A large bias, the same for all patches, brings cosine distances down to around tau.
-        **draw.norm("vision_model.post_layernorm", hidden, bias=1.0),
+        **draw.norm("vision_model.post_layernorm", hidden, bias=0.8),
     }
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` alone explains the targets. Each of them sets up the environment by itself first.
+
+VENV   ?= .venv
+MODEL  ?= $(DEMO_MODEL)
+BUDGET ?= 16
+PORT   ?= 8000
+ARGS   ?=
+
+DEMO_MODEL := .demo/model
+BIN = $(VENV)/bin
+
+# Only for who has not set them. The memory for the KV cache counts on a CPU alone.
+export VENV
+export VLLM_CPU_KVCACHE_SPACE ?= 1
+export VLLM_NO_USAGE_STATS ?= 1
+export DO_NOT_TRACK ?= 1
+# Their models are made here: waiting for a hub would only cost time.
+demo test bench: export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup demo serve test lint bench clean
+
+help: ## this text
+	@echo "anchorprune-vllm: visual-token pruning for vLLM"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "New here?     make demo"
+	@echo "Your model:   make serve MODEL=llava-hf/llava-1.5-7b-hf BUDGET=64"
+	@echo "One test:     make test ARGS='-k anchor'"
+	@echo "Other Python: make setup PYTHON=python3.12"
+
+setup: ## virtual environment in .venv: about 4 minutes the first time, then nothing
+	@docker/setup_venv.sh
+
+demo: setup ## serve a tiny model with pruning, ask it at several budgets, print a table
+	@$(BIN)/anchorprune demo $(ARGS)
+
+# The demo's text encoder is beside its model; for others the plugin knows the pair.
+serve: setup $(filter $(DEMO_MODEL),$(MODEL)) ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, ARGS)
+	$(BIN)/vllm serve $(MODEL) --port $(PORT) --anchorprune-budget $(BUDGET) \
+		$(if $(filter $(DEMO_MODEL),$(MODEL)),--anchorprune-text-encoder $(DEMO_MODEL)/clip) $(ARGS)
+
+$(DEMO_MODEL): | setup
+	@$(BIN)/anchorprune demo-model $@
+
+test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
+	$(BIN)/python -m pytest -m "not engine" $(ARGS) $(or_none_chosen)
+	$(BIN)/python -m pytest -m engine $(ARGS) $(or_none_chosen)
+
+# pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
+or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: setup ## time token selection
+	@$(BIN)/anchorprune bench $(ARGS)
+
+clean: ## remove what the targets made, .venv included
+	rm -rf $(VENV) $(VENV).lock .demo .*_cache .hypothesis build *.egg-info

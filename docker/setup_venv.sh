@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes the virtual environment of this repository: vLLM for this machine, the project, its tools.
+#
+#   PYTHON   interpreter to use          (default: python3.11 if there, else python3)
+#   VENV     where the environment goes  (default: .venv in the repository)
+#
+# A second run returns at once. After a change to pyproject.toml the environment is brought up to
+# date in place; after an interruption, or under another Python, it is made anew.
+set -euo pipefail
+
+TORCH=2.13.0        # what vLLM 0.32.0 pins
+TORCHVISION=0.28.0  # what goes with it
+TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$repo"
+VENV=${VENV:-.venv}
+case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
+stamp=$VENV/.complete  # written last, removed first: without it the contents cannot be trusted
+log=$VENV/setup.log
+
+fail() {
+    printf '\nSet-up stopped: %s\n' "$1" >&2
+    shift
+    printf '  %s\n' "$@" >&2
+    exit 1
+}
+
+# --- which Python ------------------------------------------------------------------------------
+
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=python3
+    # Ask it, do not just look it up: version managers leave launchers for versions they lack.
+    python3.11 -c '' 2>/dev/null && PYTHON=python3.11
+fi
+version=$("$PYTHON" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])') ||
+    fail "'$PYTHON' does not run." "Name a Python 3.11 to 3.14, e.g.: make setup PYTHON=python3.12"
+case $version in
+    3.11.* | 3.12.* | 3.13.* | 3.14.*) ;;
+    *) fail "'$PYTHON' is Python $version; vLLM 0.32 runs on 3.11 to 3.14." \
+        "Name another one, e.g.: make setup PYTHON=python3.12" ;;
+esac
+
+# --- is there anything to do -------------------------------------------------------------------
+
+identity="$version $VENV"
+contents=$(cat pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml} | cksum)
+
+line() { sed -n "$1p" "$stamp" 2>/dev/null; }
+is_complete() { [ -x "$VENV/bin/python" ] && [ "$(line 1)" = "$identity" ]; }
+is_current() { is_complete && [ "$(line 2)" = "$contents" ]; }
+
+is_current && exit 0
+
+# The lock is inherited by pip: a pip that outlived its killed set-up is waited for as well.
+if command -v flock >/dev/null; then
+    mkdir -p "$(dirname "$VENV")"
+    exec 9>"$VENV.lock"
+    flock --nonblock 9 || { echo "Waiting for another set-up of $VENV to end ..." && flock 9; }
+    is_current && exit 0
+fi
+
+# --- steps -------------------------------------------------------------------------------------
+
+if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then device=cuda steps=2; else device=cpu steps=4; fi
+number=0
+
+step() {
+    number=$((number + 1))
+    printf '[%d/%d] %s\n' "$number" "$steps" "$1"
+}
+
+pip_install() {
+    printf '\n$ pip install %s\n' "$*" >>"$log"
+    "$VENV/bin/python" -m pip --disable-pip-version-check install --no-input "$@" >>"$log" 2>&1
+}
+
+pip_install_or_fail() {
+    pip_install "$@" && return
+    tail -n 15 "$log" | sed 's/^/    /' >&2
+    fail "pip install $* failed (its last lines are above, all of them in $log)." \
+        "Most often it is the network, a proxy, or a full disk (4 GB for CPU, more for CUDA)." \
+        "Then run the same command again. What was downloaded is cached."
+}
+
+if is_complete; then
+    rm "$stamp"
+    echo "Bringing $VENV up to date ($device, Python $version)."
+    step "Virtual environment: there"
+else
+    if [ -e "$VENV" ]; then
+        [ -f "$VENV/pyvenv.cfg" ] || [ -z "$(ls -A "$VENV")" ] ||
+            fail "$VENV exists and is not a virtual environment." "Choose another place: make setup VENV=..."
+        echo "Removing $VENV: unfinished, moved, or of another Python."
+        rm -rf "$VENV"
+    fi
+    echo "Setting up $VENV ($device, Python $version). Once, about 4 minutes. Watch: tail -f $log"
+    step "Virtual environment"
+    "$PYTHON" -m venv "$VENV" ||
+        fail "'$PYTHON -m venv' failed." "On Debian and Ubuntu: apt install python3-venv"
+fi
+
+if [ $device = cpu ]; then
+    constraints=$VENV/constraints.txt  # keeps later steps from exchanging these for CUDA builds
+    printf '%s\n' "torch==$TORCH+cpu" "vllm==0.32.0+cpu" >"$constraints"
+
+    step "torch $TORCH, CPU build (200 MB)"
+    if ! pip_install "torch==$TORCH+cpu"; then
+        echo "      not where pip looks by itself; asking PyTorch's index of CPU builds"
+        pip_install_or_fail "torch==$TORCH+cpu" "torchvision==$TORCHVISION+cpu" \
+            --extra-index-url "$TORCH_CPU_INDEX"
+    fi
+
+    step "vLLM 0.32.0 for CPU and the 140 packages it needs (600 MB, the longest step)"
+    # From a copy: pip builds in the source folder, and takes what an older build left there.
+    rm -rf "$VENV/cpu-bridge" && cp -R docker/cpu-bridge "$VENV/cpu-bridge"
+    pip_install_or_fail -c "$constraints" "$VENV/cpu-bridge"
+
+    step "anchorprune-vllm from this folder, and the tools for its tests (40 MB)"
+    pip_install_or_fail -c "$constraints" --editable ".[dev]"
+else
+    step "vLLM 0.32 for CUDA, anchorprune-vllm from this folder, test tools (several GB)"
+    pip_install_or_fail --editable ".[dev]"
+fi
+
+printf '%s\n' "$identity" "$contents" >"$stamp"
+echo "Ready after $SECONDS seconds."
