@@ -196,10 +196,13 @@ def _collect(render: _Render) -> tuple[set[str], set[str]]:
                 opens[right].add(gap.removeprefix(ends.get(left, "")).strip())
             if left == "u":
                 closes.add(gap.strip())
-    others = opens["s"] | opens["a"] | opens["t"] | _least(closes, str.startswith)
     # What stands before the first user message may begin with a default system prompt: the
     # opening of a later one is the end of it.
-    return _least(opens["u"], str.endswith), others - opens["u"] - {""}
+    marks = opens["u"] - {""}
+    user = {mark for mark in marks if not mark.endswith(tuple(marks - {mark}))}
+    # A template may put system prompts and tool results into user turns.
+    other = opens["s"] | opens["a"] | opens["t"] | closes
+    return user, {mark for mark in other - {""} if not mark.endswith(tuple(user))}
 
 
 def _passes(markers: _Markers, render: _Render) -> bool:
@@ -212,12 +215,6 @@ def _passes(markers: _Markers, render: _Render) -> bool:
             if [turn.words() for turn in turns if turn.by_user] != said:
                 return False
     return True
-
-
-def _least(marks: set[str], has: Callable[[str, str], bool]) -> set[str]:
-    """The marks that do not have another at their end (or start, as `has` says)."""
-    marks = marks - {""}
-    return {mark for mark in marks if not any(has(mark, other) for other in marks - {mark})}
 
 
 def _marker_pattern(mark: str, special: str) -> str:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 _GRID = 2.0**24
-_TINY = torch.finfo(torch.float64).tiny
 
 
 def unit_rows(features: Tensor) -> Tensor:
     """Scale rows to length 1, entries rounded to multiples of 2^-24.
 
-    A zero row stays zero, so its cosine with everything is 0; so does a row that is not finite.
+    A row without a direction (zero, or not finite) becomes zero: its cosine with everything is 0.
 
     Args:
         features: [..., D], any float dtype.
@@ -32,7 +31,7 @@ def unit_rows(features: Tensor) -> Tensor:
     """
     rows = features.to(torch.float64, copy=True)
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    rows.div_(norms.clamp_min_(_TINY)).nan_to_num_(nan=0.0)
+    rows.div_(norms).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return rows.mul_(_GRID).round_().mul_(1 / _GRID)
 
 

@@ -478,6 +478,7 @@ def test_system_prompt_without_a_marker_inside_the_users_turn_counts_as_the_user
     template = """
     {%- set system = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' -%}
     {%- for m in messages if m['role'] != 'system' -%}
+    {{- bos_token if loop.first -}}
     {{- '<|im_start|>' + m['role'] + '\n' + (system if loop.first else '') + m['content'] -}}
     {{- '<|im_end|>\n' -}}
     {%- endfor -%}
@@ -486,6 +487,29 @@ def test_system_prompt_without_a_marker_inside_the_users_turn_counts_as_the_user
     conversation = [("system", "Be brief."), ("user", "What?", IMG), ("assistant", "It")]
     ids = render(tokenizer, template, [*conversation, ("user", "Why?")])
     assert reader.read(ids, "all")["image"] == ["Be brief.\n\nWhat?\nWhy?"]
+
+
+def test_tool_results_written_as_user_turns_hide_no_user_turn():
+    template = """
+    {%- for m in messages -%}
+    {{- '<|im_start|>' + ('user' if m['role'] == 'tool' else m['role']) + '\n' + m['content'] -}}
+    {{- '<|im_end|>\n' if add_generation_prompt or not loop.last -}}
+    {%- endfor -%}
+    {{- '<|im_start|>assistant\n' if add_generation_prompt -}}
+    """
+    ids = render(tokenizer_named("byte-level"), template, [("user", IMG), ("user", "What?")])
+    assert reader_for("byte-level", template).read(ids, "turn")["image"] == ["What?"]
+
+
+def test_template_for_a_single_question():
+    template = """
+    {%- if messages | length > 1 or messages[0]['role'] != 'user' -%}
+    {{- raise_exception('one question at a time') -}}
+    {%- endif -%}
+    {{- 'Question: ' + messages[0]['content'] + (' Answer:' if add_generation_prompt else '') -}}
+    """
+    ids = render(tokenizer_named("byte-level"), template, [("user", IMG, "What?")])
+    assert reader_for("byte-level", template).read(ids, "turn")["image"] == ["What?"]
 
 
 # --- Prompts that no template made ---------------------------------------------------------------
@@ -608,6 +632,14 @@ def test_special_tokens_in_the_question_are_dropped(template, tokenizer):
     assert reader.read(ids, "turn")["image"] == ["The old price ?"]
 
 
+def test_tokens_that_are_added_but_not_special_are_words():
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<think>", "iPhone"])
+    question = "Does <think> mean that the iPhone thinks?"
+    ids = render(tokenizer, QWEN, [("user", IMG, question)])
+    assert make_reader(tokenizer, QWEN).read(ids, "turn")["image"] == [question]
+
+
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_roles_that_begin_like_the_user(tokenizer):
     text = "<|im_start|>username\nno<|im_end|>\n<|im_start|>user\n<image>yes<|im_end|>\n"
@@ -654,7 +686,7 @@ def cpu_time(reader, ids):
 @pytest.mark.parametrize("template", [QWEN, LLAVA], ids=["qwen", "llava"])
 def test_time_is_linear(template, filler):
     reader, tokenizer = reader_for("byte-level", template), tokenizer_named("byte-level")
-    short, long = (encode(tokenizer, IMG + filler * (n // len(filler))) for n in (20_000, 160_000))
+    short, long = (encode(tokenizer, IMG + filler * (n // len(filler))) for n in (8_000, 64_000))
     assert cpu_time(reader, long) < 30 * cpu_time(reader, short)
 
 

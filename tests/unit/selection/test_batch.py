@@ -245,6 +245,22 @@ def test_one_bad_token_does_not_spoil_the_others(bad):
     assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([last], PARAMS))
 
 
+def test_importance_without_bounds_is_not_mistaken_for_a_token_that_is_taken():
+    """Four directions at more than a right angle: -inf times novelty stays below all numbers."""
+    features = 4 * torch.eye(4) - 1
+    importance = torch.tensor([-torch.inf, -torch.inf, -torch.inf, 1])
+    for lowest in (importance, importance.double().clamp_min(-1.7e308)):
+        kept = select_batch([Candidates(None, features, lowest, 3)], PARAMS)[0]
+        assert kept.indices.tolist() == [0, 1, 3]
+
+
+def test_importance_that_is_no_number_counts_as_zero():
+    item = random_item(6, 60, 20)
+    item.importance[30:] = torch.nan
+    zero = item._replace(importance=item.importance.nan_to_num(0.0))
+    assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([zero], PARAMS))
+
+
 def test_a_unit_of_bad_relevance_keeps_its_own_tokens():
     """Worse than all numbers, yet better than the padding behind a shorter unit."""
     item = random_item(6, 30, 12)._replace(units=torch.tensor([0] * 6 + [1] * 24))

@@ -53,9 +53,10 @@ def test_entries_are_float32_numbers():
     assert torch.equal(rows.float().double(), rows)
 
 
-@pytest.mark.parametrize("bad", [0.0, torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("bad", [0.0, 1e-200, 1e200, torch.nan, torch.inf, -torch.inf])
 def test_a_row_without_a_direction_is_at_distance_one(bad):
-    given = random_rows(5, 16)
+    """Or without a length: float64 numbers whose squares are not numbers; float32 has none."""
+    given = random_rows(5, 16, dtype=torch.float64)
     given[2] = bad
     found = distances(unit_rows(given)[None], unit_rows(given)[None])[0]
     assert (found[2] == 1).all()

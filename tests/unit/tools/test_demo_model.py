@@ -15,6 +15,7 @@ from transformers import AutoProcessor, AutoTokenizer, CLIPModel, LlavaForCondit
 
 from anchorprune_vllm.tools import demo_model
 from anchorprune_vllm.tools.demo_model import describe, make_demo_model
+from anchorprune_vllm.tools.demo_tokenizers import WORDS
 
 QUESTIONS = ["What is in this picture?", "How many people are there?", "Where is the dog?"]
 TEXTS = [
@@ -222,7 +223,7 @@ def test_answers_depend_on_picture_and_question(demo, processor, pictures):
     best, second = torch.stack(output.logits).topk(2).values.unbind(-1)
     assert (best - second).median() > 0.3
     words = " ".join(processor.batch_decode(answers, skip_special_tokens=True)).split()
-    assert set(words) <= set(demo_model._WORDS.split())
+    assert set(words) <= set(WORDS.split())
 
 
 @pytest.fixture(scope="module")

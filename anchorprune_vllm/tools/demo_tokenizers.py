@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers of the demo models: the pipelines of Llama and CLIP, with a small vocabulary."""
+
+import json
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as splitters
+from tokenizers import processors as wrappers
+
+# The answers' vocabulary. Each is one token, and so are the words that often begin a prompt.
+WORDS = """
+a an the is are was it this that there here what which who where when why how many much not no yes
+and or of in on at by to from with under over near behind between left right top bottom middle
+one two three four five six seven eight nine ten zero some all none more less both other same
+red green blue yellow black white orange purple brown gray pink color colour bright dark light
+circle square triangle rectangle shape line dot corner edge picture image photo scene background
+big small large tiny tall short long wide thin round old young new hot cold wet dry fast slow
+dog cat bird horse cow sheep fish bear lion tree flower grass leaf river lake sea sky cloud sun moon
+star mountain road street car bus train truck bike boat plane bridge house door window roof wall
+table chair bed lamp book cup plate bottle phone clock hat shirt shoe coat bag ball box key sign
+man woman boy girl child person people hand head face eye hair standing sitting walking running
+holding looking eating playing wearing riding sleeping see show tell describe count read name say
+"""
+_PROMPT_WORDS = "USER ASSISTANT What Which Who Where When Why How Is Are Does Describe Read"
+
+
+def _learn_merges(words: list[str], suffix: str = "") -> list[tuple[str, str]]:
+    """Byte-pair merges, learned until every word is one token."""
+    learner = Tokenizer(models.BPE(end_of_word_suffix=suffix))
+    learner.pre_tokenizer = splitters.WhitespaceSplit()
+    # Ties go by id, and the ids of suffixed letters by the order of a hash map, unless given.
+    endings = sorted({word[-1] + suffix for word in words})
+    trainer = trainers.BpeTrainer(
+        vocab_size=10**5, end_of_word_suffix=suffix, special_tokens=endings, show_progress=False
+    )
+    learner.train_from_iterator(words, trainer)
+    return [(a, b) for a, b in json.loads(learner.to_str())["model"]["merges"]]
+
+
+def _number(*groups: Iterable[str]) -> dict[str, int]:
+    """Token → id, in order of first appearance."""
+    tokens = dict.fromkeys(token for group in groups for token in group)
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def make_llama_tokenizer(extra_specials: list[str]) -> Tokenizer:
+    """Llama's pipeline: `▁` for a space, bytes for unknown characters, `<s>` put before."""
+    words = ["▁" + word for word in (WORDS + _PROMPT_WORDS).split()]
+    merges = _learn_merges(words + _PROMPT_WORDS.split())
+    specials = ["<unk>", "<s>", "</s>"]
+    characters = ["▁", *map(chr, range(33, 127))]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    ids = _number(specials, bytes_, (a + b for a, b in merges), characters)
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True))
+    to_pieces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(to_pieces)
+    to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*to_text, decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = wrappers.TemplateProcessing("<s> $A", None, [("<s>", ids["<s>"])])
+    specials += extra_specials
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
+    return tokenizer
+
+
+def make_clip_tokenizer() -> Tokenizer:
+    """CLIP's pipeline: lower case, bytes, `</w>` at the end of a word, start and end token."""
+    merges = _learn_merges(WORDS.split(), suffix="</w>")
+    letters = sorted(splitters.ByteLevel.alphabet())
+    last_letters = [letter + "</w>" for letter in letters]
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    # The end token has the highest id: there CLIP pools (see _clip_config).
+    ids = _number(letters, last_letters, (a + b for a, b in merges), [start, end])
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=end, end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    word = Regex(r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
+    split = splitters.Split(word, behavior="removed", invert=True)
+    to_bytes = splitters.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = splitters.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = wrappers.RobertaProcessing(
+        (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (start, end)])
+    return tokenizer
