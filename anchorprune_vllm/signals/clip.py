@@ -87,7 +87,8 @@ class ClipQueryTokenizer:
         The tower is causal and is read at the first end token, so the filling changes nothing.
         """
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
-        words = self._tokenizer(query, add_special_tokens=False).input_ids
+        # Not verbose: a query longer than the tower's context is no mistake here.
+        words = self._tokenizer(query, add_special_tokens=False, verbose=False).input_ids
         length = min(len(words), self._words_per_segment)
         segments = [words[i : i + length] for i in range(0, len(words), length or 1)]
         rows = [[start, *row, *[end] * (length + 1 - len(row))] for row in segments]

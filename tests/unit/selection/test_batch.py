@@ -36,7 +36,7 @@ def random_item(seed, tokens, budget, units=1, width=24, asked=True, copies=1):
     return Candidates(
         rand() if asked else None,
         rand(width),
-        rand().abs(),
+        rand() if seed % 3 == 0 else rand().abs(),
         budget,
         rand(2 * width) if seed % 2 else rand(2 * width).round(),
         torch.arange(tokens) * units // tokens if units > 1 else None,
@@ -81,6 +81,16 @@ def test_the_way_of_a_device_gives_the_same(items):
         patch.setattr(select, "reads_are_free", lambda tensor: False)
         assert as_lists(select_batch(items, PARAMS)) == alone
         assert as_lists(one_by_one(items)) == alone
+
+
+def test_padding_is_never_chosen(device_path):
+    """Not even where every token is worth less than nothing, which padding is worth."""
+    short = Candidates(None, torch.eye(3), -torch.ones(3), 3)
+    long = Candidates(None, torch.eye(9)[:, :3], torch.ones(9), 9)
+    assert select_batch([short, long], PARAMS)[0].indices.tolist() == [0, 1, 2]
+    fewer = [short._replace(budget=2), long]
+    assert as_lists(select_batch(fewer, PARAMS)) == as_lists(one_by_one(fewer))
+    assert select_batch(fewer, PARAMS)[0].indices.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -180,13 +180,13 @@ def check(case: Case, dtype: torch.dtype = torch.float64) -> None:
     assert kept.is_anchor.dtype == torch.bool
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 @given(cases(exact=True), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_ties_zeros_and_duplicates(case, dtype):
     check(case, dtype)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=150)
 @given(cases(exact=False))
 def test_generic_numbers(case):
     check(case)
