@@ -30,7 +30,7 @@ help: ## this text
 	@echo "One test:     make test ARGS='-k anchor'"
 	@echo "Other Python: make setup PYTHON=python3.12"
 
-setup: ## virtual environment in .venv: about 4 minutes the first time, then nothing
+setup: ## virtual environment in .venv: some minutes the first time, then nothing
 	@docker/setup_venv.sh
 
 demo: setup ## serve a tiny model with pruning, ask it at several budgets, print a table

@@ -17,7 +17,7 @@ from torch import Tensor
 
 MediaKey = tuple[int, int]
 ANONYMOUS: MediaKey = (0, 0)
-"""Media without identity (profiling dummies): never cached, never taken for one another."""
+"""Media without identity (profiling dummies): never taken for one another."""
 
 
 class PlanFields(NamedTuple):

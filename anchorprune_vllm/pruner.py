@@ -6,14 +6,14 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan, MediaKey
+from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 
 
@@ -96,36 +96,26 @@ class VisualPruner:
         # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
         embeddings = [part.clone() for part in projected.split([len(row) for row in rows])]
         # Only now: what the cache gave above are views of pages that this may overwrite.
-        for media_key, media_features in encoded.items():
-            self._cache.put(media_key, media_features)
+        for media, media_features in encoded.items():
+            self._cache.put(media, media_features)
         return embeddings
 
     def _features(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
-    ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
+    ) -> tuple[list[MediaFeatures], dict[Hashable, MediaFeatures]]:
         """Tower outputs of each item, and those among them that the cache does not have yet.
 
         The tower runs once for each media, however many items share it.
         """
-        identities = [_identity(i, plans[i]) for i in items]
-        known: dict[object, MediaFeatures] = {}
-        missing: dict[object, int] = {}
-        for i, identity in zip(items, identities, strict=True):
-            cached = self._cache.get(identity)
-            if cached is None:
-                missing.setdefault(identity, i)
-            else:
-                known[identity] = cached
+        media = [_identity(plans[i]) for i in items]
+        cached = {key: self._cache.get(key) for key in media}
+        missing = {key: i for key, i in zip(media, items, strict=True) if cached[key] is None}
         encoded = {}
         if missing:
-            for i, media_features in zip(
-                missing.values(), model.encode(list(missing.values())), strict=True
-            ):
-                known[_identity(i, plans[i])] = media_features
-                if plans[i].media_key != ANONYMOUS:
-                    encoded[plans[i].media_key] = media_features
-        return [known[identity] for identity in identities], encoded
+            encoded = dict(zip(missing, model.encode(list(missing.values())), strict=True))
+        return [cached[key] or encoded[key] for key in media], encoded
 
 
-def _identity(index: int, plan: ItemPlan) -> object:
-    return index if plan.media_key == ANONYMOUS else plan.media_key
+def _identity(plan: ItemPlan) -> Hashable:
+    """What the item's media is known by; an anonymous one is never seen again."""
+    return object() if plan.media_key == ANONYMOUS else plan.media_key

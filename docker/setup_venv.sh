@@ -7,7 +7,7 @@
 #   VENV     where the environment goes  (default: .venv in the repository)
 #
 # A second run returns at once. After a change to pyproject.toml the environment is brought up to
-# date in place; after an interruption, or under another Python, it is made anew.
+# date in place; after an interruption, or for another Python or device, it is made anew.
 set -euo pipefail
 
 TORCH=2.13.0        # what vLLM 0.32.0 pins
@@ -64,8 +64,9 @@ fi
 
 # --- steps -------------------------------------------------------------------------------------
 
-if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then device=cuda steps=2; else device=cpu steps=4; fi
-number=0
+device=cpu steps=4 number=0
+# Not `grep -q`: it stops reading, and an nvidia-smi with more to say would then count as failed.
+if nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then device=cuda steps=2; fi
 
 step() {
     number=$((number + 1))
@@ -85,18 +86,19 @@ pip_install_or_fail() {
         "Then run the same command again. What was downloaded is cached."
 }
 
-if is_complete; then
+if is_complete && [ "$(line 3)" = $device ]; then
     rm "$stamp"
     echo "Bringing $VENV up to date ($device, Python $version)."
     step "Virtual environment: there"
 else
     if [ -e "$VENV" ]; then
         [ -f "$VENV/pyvenv.cfg" ] || [ -z "$(ls -A "$VENV")" ] ||
-            fail "$VENV exists and is not a virtual environment." "Choose another place: make setup VENV=..."
-        echo "Removing $VENV: unfinished, moved, or of another Python."
+            fail "$VENV exists and is not a virtual environment." \
+                "Choose another place: make setup VENV=..."
+        echo "Removing $VENV: unfinished, moved, or made for something else."
         rm -rf "$VENV"
     fi
-    echo "Setting up $VENV ($device, Python $version). Once, about 4 minutes. Watch: tail -f $log"
+    echo "Setting up $VENV ($device, Python $version). Once, some minutes. Watch: tail -f $log"
     step "Virtual environment"
     "$PYTHON" -m venv "$VENV" ||
         fail "'$PYTHON -m venv' failed." "On Debian and Ubuntu: apt install python3-venv"
@@ -125,5 +127,5 @@ else
     pip_install_or_fail --editable ".[dev]"
 fi
 
-printf '%s\n' "$identity" "$contents" >"$stamp"
+printf '%s\n' "$identity" "$contents" "$device" >"$stamp"
 echo "Ready after $SECONDS seconds."
