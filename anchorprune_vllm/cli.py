@@ -15,8 +15,24 @@ from anchorprune_vllm.query import SCOPES
 _PREFIX = "anchorprune_"
 
 
+class CommandLineSettings(dict[str, Any]):
+    """Settings that came as flags: what is wrong with them is told in one line."""
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the AnchorPrune group; all its flags are inert without `--anchorprune-budget`."""
+    """Add the AnchorPrune group; all its flags are inert without `--anchorprune-budget`.
+
+    What they say is in `hf_overrides` as soon as arguments are parsed: vLLM hands parsed arguments
+    to processes that read them before they load any plugin.
+    """
+    parse = parser.parse_known_args
+
+    def parse_known_args(*args: Any, **kwargs: Any) -> Any:
+        namespace, rest = parse(*args, **kwargs)
+        _fold(namespace)
+        return namespace, rest
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
     group = parser.add_argument_group(
         title="AnchorPrune",
         description="Visual-token pruning: keep the visual tokens that the question needs. "
@@ -62,28 +78,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def take_settings(args: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:
-    """The settings given as flags, and which flags were given; no settings without a budget."""
+def _fold(args: argparse.Namespace) -> None:
+    """Write the settings given as flags into `args.hf_overrides`, beside the user's own."""
     flags = {
         name.removeprefix(_PREFIX): value
         for name, value in vars(args).items()
         if name.startswith(_PREFIX) and value is not None
     }
-    given = [f"--{_PREFIX}{name}".replace("_", "-") for name in flags]
+    if not flags:
+        return
+    given = ", ".join(f"--{_PREFIX}{name}".replace("_", "-") for name in flags)
     settings = {**flags.pop("config", {}), **flags}
-    return (settings if "budget" in settings else None), given
+    overrides = dict(args.hf_overrides or {})
+    settings = CommandLineSettings({**overrides.get(CONFIG_KEY, {}), **settings})
+    if "budget" in settings:
+        args.hf_overrides = {**overrides, CONFIG_KEY: settings}
+        return
+    from anchorprune_vllm.logger import logger
 
-
-def merge_into_overrides(hf_overrides: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """`hf_overrides` with our settings beside the user's own."""
-    if callable(hf_overrides):
-        raise ValueError(
-            "anchorprune: a callable hf_overrides cannot be combined with --anchorprune-* flags; "
-            f"set config.{CONFIG_KEY} in the callable instead"
-        )
-    overrides = dict(hf_overrides or {})
-    overrides[CONFIG_KEY] = {**overrides.get(CONFIG_KEY, {}), **settings}
-    return overrides
+    logger.warning_once("AnchorPrune is off: %s has no effect without --anchorprune-budget", given)
 
 
 def _one_line(convert: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -22,7 +22,7 @@ CONFIG_KEY = "anchorprune"
 
 METHODS = ("anchorprune",)
 
-# These say where and how to compute, not which tokens to keep.
+# Budget and query are in an item's identity by themselves; the cache's size decides nothing.
 _NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb")
 
 

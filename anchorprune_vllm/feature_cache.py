@@ -43,12 +43,6 @@ class FeatureCache:
         self._free = list(range(pages))
         self._entries: OrderedDict[Hashable, tuple[list[int], int]] = OrderedDict()
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: Hashable) -> MediaFeatures | None:
         entry = self._entries.get(key)
         if entry is None:

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 MediaKey = tuple[int, int]
-ANONYMOUS: MediaKey = (0, 0)
-"""Media without identity (profiling dummies): never taken for one another."""
 
 
 class PlanFields(NamedTuple):

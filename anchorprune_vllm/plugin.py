@@ -30,10 +30,10 @@ def check_model(engine_args: Any, model_config: Any) -> None:
     config = PruneConfig.of_model(model_config.hf_config)
     if config is None:
         return
-    architectures = model_config.architectures
-    if not any(name in ARCHITECTURES for name in architectures):
+    # The one that vLLM chose: `--model-impl` may have made it another than the checkpoint's.
+    if model_config.architecture not in ARCHITECTURES:
         raise ValueError(
-            f"anchorprune: {', '.join(architectures)} cannot be pruned; supported: "
+            f"anchorprune: {model_config.architecture} cannot be pruned; supported: "
             f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve it unpruned"
         )
     if engine_args.enable_lora and engine_args.enable_tower_connector_lora:
@@ -41,7 +41,8 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
             "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
         )
-    # Pairing is checked here, before weights are loaded, and again by whoever uses it.
+    # Here for the error, before weights are loaded; whoever uses the encoder finds it again.
     from anchorprune_vllm.models.clip_tower import text_encoder_of
+    from anchorprune_vllm.signals.clip import check_files
 
-    text_encoder_of(model_config.hf_config, config)
+    check_files(text_encoder_of(model_config.hf_config, config))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
@@ -31,11 +30,15 @@ from vllm.renderers.hf import resolve_chat_template
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan, PlanFields, media_key, to_fields
+from anchorprune_vllm.plan import ItemPlan, PlanFields, media_key, to_fields
 from anchorprune_vllm.query import SCOPES, QueryReader
 
 QueryTokenizer = Callable[[str], Tensor]
 """Query words to [segments, length] token ids, as the model's signals want them."""
+
+
+# A prompt's own words are bounded by the model's context; an override's are not.
+_LONGEST_QUERY = 20_000
 
 
 @dataclass(frozen=True)
@@ -208,13 +211,14 @@ class PruningProcessor(BaseMultiModalProcessor):
         ]
 
     def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        # vLLM profiles memory with many copies of one dummy; they must count as different media.
+        # vLLM profiles memory with these: a request for all tokens is what needs most.
         mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
         for modality, items in mm_inputs["mm_kwargs"].items():
-            field = PlanFields.of(modality).media
+            field = PlanFields.of(modality).counts
             for item in items:
                 if item is not None and field in item:
-                    item[field].data.copy_(torch.tensor(ANONYMOUS))
+                    counts = item[field].data
+                    counts[0] = counts[1]
         return mm_inputs
 
 
@@ -256,6 +260,14 @@ def _read_override(override: object) -> tuple[Budget | None, str | None]:
             f"anchorprune: query must be one of {', '.join(SCOPES)}, or the words to prune for, "
             f"got {query!r}"
         )
+    if query is not None and len(query) > _LONGEST_QUERY:
+        raise ValueError(
+            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are allowed"
+        )
+    try:
+        (query or "").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
 

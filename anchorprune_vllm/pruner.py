@@ -6,14 +6,14 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
+from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 
 
@@ -54,12 +54,12 @@ class VisualPruner:
         self._max_encoder_tokens = max_encoder_tokens
 
     def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
-        """Embeddings [K, H] of each item, in order, in memory of their own."""
+        """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
         embedded: dict[int, Tensor] = {}
         for batch in self._micro_batches(plans):
             whole = [i for i in batch if plans[i].keeps_all]
             pruned = [i for i in batch if not plans[i].keeps_all]
-            if whole:
+            if whole:  # exactly as vLLM would: views of one batch
                 embedded.update(zip(whole, model.embed_whole(whole), strict=True))
             if pruned:
                 rows = self._embed_pruned(model, pruned, plans)
@@ -102,20 +102,15 @@ class VisualPruner:
 
     def _features(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
-    ) -> tuple[list[MediaFeatures], dict[Hashable, MediaFeatures]]:
+    ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
         """Tower outputs of each item, and those among them that the cache does not have yet.
 
         The tower runs once for each media, however many items share it.
         """
-        media = [_identity(plans[i]) for i in items]
+        media = [plans[i].media_key for i in items]
         cached = {key: self._cache.get(key) for key in media}
         missing = {key: i for key, i in zip(media, items, strict=True) if cached[key] is None}
         encoded = {}
         if missing:
             encoded = dict(zip(missing, model.encode(list(missing.values())), strict=True))
         return [cached[key] or encoded[key] for key in media], encoded
-
-
-def _identity(plan: ItemPlan) -> Hashable:
-    """What the item's media is known by; an anonymous one is never seen again."""
-    return object() if plan.media_key == ANONYMOUS else plan.media_key

@@ -15,7 +15,6 @@ from typing import Any
 from anchorprune_vllm.compat.engine_args import (
     wrap_add_cli_args,
     wrap_create_model_config,
-    wrap_from_cli_args,
 )
 
 _ORIGINAL = "__anchorprune_original__"
@@ -60,13 +59,6 @@ PATCHES = (
         name="add_cli_args",
         wrap=wrap_add_cli_args,
         why="general plugins cannot add command-line flags",
-        until="vLLM lets a general plugin extend the parser",
-    ),
-    Patch(
-        owner="vllm.engine.arg_utils:EngineArgs",
-        name="from_cli_args",
-        wrap=wrap_from_cli_args,
-        why="flags that are not fields of EngineArgs are dropped",
         until="vLLM lets a general plugin extend the parser",
     ),
     Patch(

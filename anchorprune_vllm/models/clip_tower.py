@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPVisionConfig
 from vllm.config import VllmConfig
 from vllm.distributed import tensor_model_parallel_all_reduce
@@ -47,15 +47,19 @@ def encode_images(model: Any, pixel_values: Tensor) -> list[MediaFeatures]:
 
 
 def make_pruner(
-    config: PruneConfig, vllm_config: VllmConfig, vision_tower: Any, page_tokens: int
+    config: PruneConfig, vllm_config: VllmConfig, model: nn.Module, page_tokens: int
 ) -> VisualPruner:
-    """The pruner of a model with a CLIP tower; `page_tokens`: what its smallest image has."""
+    """The pruner of a model with a CLIP tower, whose images have about `page_tokens` tokens."""
     model_config = vllm_config.model_config
-    dtype, device = model_config.dtype, vision_tower.device
+    dtype, device = model_config.dtype, vllm_config.device_config.device
     text_encoder = text_encoder_of(model_config.hf_config, config)
     log_active(config, text_encoder)
+    pair = ClipPair(text_encoder, dtype, device)
+    # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
+    for number, tensor in enumerate(pair.tensors()):
+        model.register_buffer(f"anchorprune_{number}", tensor, persistent=False)
     return VisualPruner(
-        signals=ClipSignals(ClipPair(text_encoder, dtype, device)),
+        signals=ClipSignals(pair),
         params=AnchorParams(
             config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
         ),

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
 from vllm.model_executor.models.llava import (
     BaseLlavaProcessingInfo,
     LlavaDummyInputsBuilder,
@@ -81,12 +83,18 @@ class _Images:
         self.project = model.multi_modal_projector
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        return encode_images(self._model, self._pixel_values[items])
+        return encode_images(self._model, self._pixels(items))
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaForConditionalGeneration.embed_multimodal(
-            self._model, pixel_values=self._pixel_values[items]
+            self._model, pixel_values=self._pixels(items)
         )
+
+    def _pixels(self, items: list[int]) -> Tensor:
+        if len(items) == len(self._pixel_values):
+            return self._pixel_values
+        # Indexing with a list would copy it to the device and wait for that.
+        return torch.stack([self._pixel_values[i] for i in items])
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -100,10 +108,9 @@ class PrunedLlava(LlavaForConditionalGeneration):
         config = PruneConfig.of_model(self.config)
         has_images = self.multimodal_config.get_limit_per_prompt("image") > 0
         self._pruner = None
-        if config is not None and has_images:
-            tower = self.vision_tower
-            tokens = tower.vision_model.embeddings.num_positions
-            self._pruner = make_pruner(config, vllm_config, tower, page_tokens=tokens)
+        if config is not None and has_images and get_pp_group().is_first_rank:
+            tokens = self.vision_tower.vision_model.embeddings.num_positions
+            self._pruner = make_pruner(config, vllm_config, self, page_tokens=tokens)
 
     def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
         plans = pop_plans("image", kwargs)

@@ -45,5 +45,9 @@ def distances(rows: Tensor, others: Tensor) -> Tensor:
     Returns:
         [B, N, M] float64.
     """
-    # The clamp removes the 1e-8 by which rounded unit vectors may be longer than 1.
-    return torch.bmm(rows, others.mT).neg_().add_(1).clamp_(0, 2)
+    return to_distances(torch.bmm(rows, others.mT))
+
+
+def to_distances(cosines: Tensor) -> Tensor:
+    """1 - cos, in place; the clamp removes the 1e-8 by which rounded vectors are longer than 1."""
+    return cosines.neg_().add_(1).clamp_(0, 2)

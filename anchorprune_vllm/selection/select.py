@@ -23,6 +23,7 @@ from anchorprune_vllm.selection.candidates import AnchorParams, Candidates, Kept
 from anchorprune_vllm.selection.cosine import unit_rows
 from anchorprune_vllm.selection.expand import greedy_expansion, novelty_to_anchor
 from anchorprune_vllm.selection.host import reads_are_free, to_device
+from anchorprune_vllm.selection.kernels.cpu import lazy_expansion
 
 # Importance beyond this is cut, so that no score overflows to the -inf of a token that is taken.
 _MOST_IMPORTANT = torch.finfo(torch.float64).max / 4
@@ -147,7 +148,11 @@ def _expand(
 
     # 3. Expand. Of its choices an item takes as many as it misses, the rest go to a dump column.
     novelty = novelty_to_anchor(rows, anchor, most)
-    choices = greedy_expansion(rows, importance, novelty, anchor | padding, steps)
+    taken = anchor | padding
+    if reads_are_free(rows):  # one item, see `select_batch`
+        choices = lazy_expansion(rows[0], importance[0], novelty[0], taken[0], steps)[None]
+    else:
+        choices = greedy_expansion(rows, importance, novelty, taken, steps)
     surplus = torch.arange(steps, device=rows.device) >= missing[:, None]
     kept = torch.nn.functional.pad(anchor, (0, 1))
     kept.scatter_(1, choices.masked_fill(surplus, anchor.shape[1]), True)

@@ -8,8 +8,10 @@ never trains and vLLM drops, and `visual_projection`).
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +71,21 @@ def find_text_encoder(vision_config: Any, given: str | None) -> str:
     return text_encoder
 
 
+def check_files(text_encoder: str) -> None:
+    """Raise ValueError if a text encoder has no tokenizer or, on this disk, no weights."""
+    remedy = "give --anchorprune-text-encoder a complete CLIP checkpoint"
+    try:
+        ClipQueryTokenizer(text_encoder)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"anchorprune: the text encoder {text_encoder!r} has no tokenizer of its own "
+            f"({str(error).splitlines()[0]}); {remedy}"
+        ) from error
+    path = Path(text_encoder)
+    if path.is_dir() and not any([*path.glob("*.safetensors"), *path.glob("*.bin")]):
+        raise ValueError(f"anchorprune: the text encoder {text_encoder!r} has no weights; {remedy}")
+
+
 def _written(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())
 
@@ -77,8 +94,14 @@ class ClipQueryTokenizer:
     """Query words to segments that fit the text tower, each with its own start and end token."""
 
     def __init__(self, text_encoder: str) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(text_encoder)
+        # The user's words are words, even "<|endoftext|>".
+        self._tokenizer = AutoTokenizer.from_pretrained(text_encoder, split_special_tokens=True)
         text_config = AutoConfig.from_pretrained(text_encoder).text_config
+        # Without its files transformers makes up an empty tokenizer.
+        if len(self._tokenizer) != text_config.vocab_size:
+            raise ValueError(
+                f"{len(self._tokenizer)} tokens for a vocabulary of {text_config.vocab_size}"
+            )
         self._words_per_segment = text_config.max_position_embeddings - 2
 
     def __call__(self, query: str) -> Tensor:
@@ -108,6 +131,20 @@ class ClipPair:
         self._visual_projection = clip.visual_projection.to(device)
         self._device = device
         self._queries: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that is on the device."""
+        parts = (
+            self._text_model,
+            self._text_projection,
+            self._post_layernorm,
+            self._visual_projection,
+        )
+        return [
+            tensor.detach()
+            for part in parts
+            for tensor in itertools.chain(part.parameters(), part.buffers())
+        ]
 
     def embed_patches(self, hidden: Tensor) -> Tensor:
         """Patches in CLIP space: [..., D] to float32 [..., P], normalised."""

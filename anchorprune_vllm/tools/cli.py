@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         help="budgets to ask at: whole numbers or shares (default: 100%%,64,32,16,8)",
     )
     demo.add_argument(
-        "--images", type=int, default=5, help="pictures asked about per budget (default: 5)"
+        "--images", type=_positive, default=5, help="pictures timed per budget (default: 5)"
     )
     demo.set_defaults(run=_demo)
 
@@ -72,9 +72,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Time token selection side by side with a straightforward loop of the same "
         "method, and as a share of a vision-tower call.",
     )
-    bench.add_argument("--repeats", type=int, default=7, help="of each measurement (default: 7)")
+    bench.add_argument(
+        "--repeats", type=_positive, default=7, help="of each measurement (default: 7)"
+    )
     bench.set_defaults(run=_bench)
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _budgets(text: str) -> list[str]:
@@ -94,7 +102,7 @@ def _demo_model(args: argparse.Namespace) -> None:
 def _demo(args: argparse.Namespace) -> None:
     from anchorprune_vllm.tools.demo import run_demo
 
-    run_demo(args.directory, args.budgets, server_budget=args.budgets[-2], images=args.images)
+    run_demo(args.directory, args.budgets, server_budget=args.budgets[-2:][0], images=args.images)
 
 
 def _bench(args: argparse.Namespace) -> None:

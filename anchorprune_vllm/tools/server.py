@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 _STOP_SECONDS = 20
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class VllmServer:
@@ -69,7 +70,7 @@ class VllmServer:
                     f"{self.log}:\n{_tail(self.log)}"
                 )
             try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=1):
+                with _NO_PROXY.open(f"{self.url}/health", timeout=1):
                     return
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.2)
@@ -81,13 +82,15 @@ class VllmServer:
     def stop(self) -> None:
         """Ask politely, then end the whole process group."""
         group = self._process.pid
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        self._process.wait()
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_SECONDS)
+        finally:  # also when Ctrl-C comes again while waiting
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+            self._process.wait()
 
 
 def _free_port() -> int:

@@ -31,6 +31,19 @@ def test_new_question_about_a_known_image(pruned: LLM, reference: ReferenceLlava
     assert len({tuple(kept) for kept in after.kept}) == len(QUESTIONS)
 
 
+def test_new_weights_forget_known_images(pruned: LLM) -> None:
+    image = picture(211)
+    answer(pruned, request(QUESTIONS[0], image))
+    pruned.collective_rpc(load_no_weights)
+    seen(pruned)
+    answer(pruned, request(QUESTIONS[1], image))
+    assert seen(pruned).tower_batches == [1]
+
+
+def load_no_weights(worker: Any) -> None:
+    worker.model_runner.model.load_weights([])
+
+
 def test_same_question_again(pruned: LLM) -> None:
     asked = request(QUESTIONS[0], picture(201))
     first = answer(pruned, asked)
@@ -66,7 +79,7 @@ def test_media_uuids(pruned: LLM, reference: ReferenceLlava) -> None:
     assert seen(pruned).tower_batches == [1]
 
 
-def test_known_uuid_needs_no_image(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_known_uuid_needs_no_image(pruned: LLM) -> None:
     image = picture(205)
     named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-205"]}}
     first = answer(pruned, request(QUESTIONS[0], image, **named))

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import torch
 
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan, media_key, pop_plans, to_fields
+from anchorprune_vllm.plan import ItemPlan, media_key, pop_plans, to_fields
 
 
 def test_fields_and_back() -> None:
     plans = [
         ItemPlan(16, 144, media_key("one"), torch.tensor([[1, 5, 2]])),
-        ItemPlan(144, 144, ANONYMOUS, torch.empty(0, 0, dtype=torch.int64)),
+        ItemPlan(144, 144, media_key("two"), torch.empty(0, 0, dtype=torch.int64)),
     ]
     kwargs = {"pixel_values": "untouched", **to_fields("image", plans)}
     read = pop_plans("image", kwargs)
@@ -23,7 +23,7 @@ def test_fields_and_back() -> None:
 
 
 def test_modalities_have_fields_of_their_own() -> None:
-    plan = ItemPlan(1, 2, ANONYMOUS, torch.empty(0, 0))
+    plan = ItemPlan(1, 2, (3, 4), torch.empty(0, 0))
     kwargs = {**to_fields("image", [plan]), **to_fields("video", [plan, plan])}
     assert len(pop_plans("image", kwargs) or []) == 1
     assert len(pop_plans("video", kwargs) or []) == 2
@@ -33,5 +33,4 @@ def test_modalities_have_fields_of_their_own() -> None:
 def test_media_keys_differ() -> None:
     keys = {media_key(f"picture-{i}") for i in range(1000)}
     assert len(keys) == 1000
-    assert ANONYMOUS not in keys
     assert media_key("a") == media_key("a")

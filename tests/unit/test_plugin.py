@@ -57,6 +57,22 @@ def test_text_encoder_that_is_missing(model: Path, tmp_path: Path) -> None:
         start(model, settings={"text_encoder": missing})
 
 
+@pytest.mark.parametrize(
+    ("without", "words"), [("tokenizer*", "has no tokenizer of its own"), ("*.saf*", "no weights")]
+)
+def test_incomplete_text_encoder(model: Path, tmp_path: Path, without: str, words: str) -> None:
+    for file in (model / "clip").iterdir():
+        if not file.match(without):
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ValueError, match=f"{words}.*; give --anchorprune-text-encoder a complete"):
+        start(model, settings={"text_encoder": str(tmp_path)})
+
+
+def test_another_implementation_of_the_model(model: Path) -> None:
+    with pytest.raises(ValueError, match=r"Transformers.* cannot be pruned; supported: Llava"):
+        start(model, model_impl="transformers")
+
+
 def test_unknown_tower_without_text_encoder(model: Path) -> None:
     with pytest.raises(ValueError, match="no text encoder is known for this vision tower"):
         start(model, settings={"text_encoder": None})

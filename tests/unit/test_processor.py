@@ -15,7 +15,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.parse import parse_mm_uuids
 
 import anchorprune_vllm
-from anchorprune_vllm.plan import ANONYMOUS, pop_plans
+from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
 from tests.support.pictures import QUESTIONS, picture
 
@@ -125,7 +125,6 @@ def test_plan_carries_media_and_question(processor: Any) -> None:
     assert one.media_key == other_question.media_key != other_image.media_key
     assert one.query_ids.tolist() == other_image.query_ids.tolist()
     assert one.query_ids.tolist() != other_question.query_ids.tolist()
-    assert ANONYMOUS not in (one.media_key, other_image.media_key)
 
 
 def test_processor_cache_holds_each_question(processor: Any) -> None:
@@ -151,10 +150,19 @@ def test_the_clients_own_embeddings_are_passed_on(demo_model: Path) -> None:
     assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
 
 
-def test_dummies_are_anonymous(processor: Any) -> None:
+def test_dummies_need_as_much_as_any_request(processor: Any) -> None:
     out = processor.get_dummy_mm_inputs({"image": 2})
     plans = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
-    assert [plan.media_key for plan in plans] == [ANONYMOUS] * 2
+    assert [plan.keeps_all for plan in plans] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [("\ud800", "not valid Unicode"), ("a" * 20_001, "has 20001 characters; at most 20000")],
+)
+def test_queries_that_are_refused(processor: Any, query: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        process(processor, ask("Why?"), picture(1), override={"query": query})
 
 
 def test_the_encoder_is_planned_for_unpruned_images(processor: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.plan import ANONYMOUS, ItemPlan
+from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams, Candidates
 
@@ -53,9 +53,8 @@ class ToyImages:
         return hidden + 100
 
 
-def plan(seed: int | None, kept: int = 3) -> ItemPlan:
-    key = ANONYMOUS if seed is None else (seed, 1)
-    return ItemPlan(kept, TOKENS, key, torch.empty(0, 0))
+def plan(seed: int, kept: int = 3) -> ItemPlan:
+    return ItemPlan(kept, TOKENS, (seed, 1), torch.empty(0, 0))
 
 
 @pytest.fixture
@@ -79,13 +78,6 @@ def test_media_are_encoded_once(pruner: VisualPruner) -> None:
     pruner.embed(images, [plan(1, 3), plan(1, 4), plan(2)])
     pruner.embed(images, [plan(1, 5), plan(1, 6), plan(2)])
     assert images.encoded == [[1, 2]]
-
-
-def test_anonymous_media_are_never_taken_for_one_another(pruner: VisualPruner) -> None:
-    images = ToyImages([1, 1])
-    pruner.embed(images, [plan(None), plan(None)])
-    pruner.embed(images, [plan(None), plan(None)])
-    assert images.encoded == [[1, 1], [1, 1]]
 
 
 def test_no_call_exceeds_the_encoder_budget(pruner: VisualPruner) -> None:

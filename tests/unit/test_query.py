@@ -100,6 +100,11 @@ QWEN = """
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
 """
+STRICT_QWEN = QWEN.replace(
+    "{%- set tool",
+    "{%- if m['role'] == 'tool' and messages[loop.index0 - 1]['role'] == 'user' -%}"
+    "{{ raise_exception('nobody called a tool') }}{%- endif -%}{%- set tool",
+)
 # The first turn opens unlike the later ones, and no space follows the role before media.
 IDEFICS = """
 {{- '<s>' -}}
@@ -118,11 +123,18 @@ TEMPLATES = {
     "llama2": LLAMA2,
     "llama3": LLAMA3,
     "qwen": QWEN,
+    "strict-qwen": STRICT_QWEN,
     "idefics": IDEFICS,
 }
-LIST_CONTENT = {LLAVA, LLAMA3, QWEN, IDEFICS}
+LIST_CONTENT = {LLAVA, LLAMA3, QWEN, STRICT_QWEN, IDEFICS}
 WITH_SYSTEM = TEMPLATES.keys() - {"mistral"}
-ANY_ROLES = ("llava", "llama3", "qwen", "idefics")  # tools, and two user messages in a row
+ANY_ROLES = (
+    "llava",
+    "llama3",
+    "qwen",
+    "strict-qwen",
+    "idefics",
+)  # tools, and two user messages in a row
 
 # --- Tokenizers ----------------------------------------------------------------------------------
 
@@ -493,7 +505,9 @@ def test_tool_results_written_as_user_turns_hide_no_user_turn():
     template = """
     {%- for m in messages -%}
     {{- '<|im_start|>' + ('user' if m['role'] == 'tool' else m['role']) + '\n' + m['content'] -}}
-    {{- '<|im_end|>\n' if add_generation_prompt or not loop.last -}}
+    {%- if add_generation_prompt or not loop.last -%}
+    {{- '<|eot_id|>\n' if m['role'] == 'user' else '<|im_end|>\n' -}}
+    {%- endif -%}
     {%- endfor -%}
     {{- '<|im_start|>assistant\n' if add_generation_prompt -}}
     """
@@ -638,6 +652,13 @@ def test_tokens_that_are_added_but_not_special_are_words():
     question = "Does <think> mean that the iPhone thinks?"
     ids = render(tokenizer, QWEN, [("user", IMG, question)])
     assert make_reader(tokenizer, QWEN).read(ids, "turn")["image"] == [question]
+
+
+def test_special_tokens_that_begin_with_another_are_dropped_whole():
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(t, special=True) for t in ("<|box|>", "<|box|>s", "<|bo")])
+    ids = render(tokenizer, QWEN, [("user", IMG, "One <|box|>s two <|box|> three <|bo four")])
+    assert make_reader(tokenizer, QWEN).read(ids, "turn")["image"] == ["One two three four"]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

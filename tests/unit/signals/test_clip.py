@@ -47,6 +47,11 @@ def test_no_query_has_no_segments(tokenize: ClipQueryTokenizer) -> None:
     assert len(tokenize("")) == 0
 
 
+def test_special_tokens_are_words_when_the_user_writes_them(tokenize: ClipQueryTokenizer) -> None:
+    ids = tokenize("a dog <|endoftext|> and a cat")[0].tolist()
+    assert ids.index(tokenize._tokenizer.eos_token_id) == len(ids) - 1
+
+
 @pytest.mark.parametrize("words", [75, 76, 150, 151, 400])
 def test_long_query_is_cut_into_whole_segments(tokenize: ClipQueryTokenizer, words: int) -> None:
     tokenizer = tokenize._tokenizer

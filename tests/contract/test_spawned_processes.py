@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings reach processes that get parsed arguments before they load the plugin.
+
+With several API servers (the default under data parallelism) vLLM spawns each with the parsed
+arguments; `EngineArgs.from_cli_args` is the first thing such a process does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from argparse import Namespace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def read_overrides(args: Namespace, answer: Connection) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    answer.send(AsyncEngineArgs.from_cli_args(args).hf_overrides)
+
+
+def overrides_in_spawned_process(args: Namespace) -> Any:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=read_overrides, args=(args, theirs))
+    process.start()
+    answer = ours.recv()
+    process.join()
+    return answer
+
+
+def test_settings_reach_a_spawned_api_server() -> None:
+    parser = make_arg_parser(FlexibleArgumentParser())
+    args = parser.parse_args(["--model", "x/y", "--anchorprune-budget", "16"])
+    assert overrides_in_spawned_process(args) == {"anchorprune": {"budget": "16"}}
+
+
+def test_flags_of_a_subcommand(tmp_path: Any) -> None:
+    """`vllm serve` parses with a parser below another, and reads flags from a file too."""
+    config = tmp_path / "serve.yaml"
+    config.write_text("anchorprune-query: last\nhf-overrides: '{\"a\": 1}'\n")
+    root = FlexibleArgumentParser()
+    serve = root.add_subparsers(dest="subparser").add_parser("serve")
+    make_arg_parser(serve)
+    args = root.parse_args(["serve", "m", "--anchorprune-budget", "5%", "--config", str(config)])
+    assert args.hf_overrides == {"a": 1, "anchorprune": {"budget": "5%", "query": "last"}}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from anchorprune_vllm.selection import select_batch
+from anchorprune_vllm.tools import bench
+from anchorprune_vllm.tools.cli import main
+
+
+def test_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo-model", str(tmp_path / "model")]) == 0
+    assert "144 visual tokens per image" in capsys.readouterr().out
+
+
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").touch()
+    assert main(["demo-model", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("anchorprune: error: ")
+    assert "is not a demo model" in line
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["demo", "--images", "0"], "'0' is not a whole number of at least 1"),
+        (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
+        (["bench", "--repeats", "-1"], "is not a whole number of at least 1"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_arguments(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(args)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("units", [1, 3])
+def test_bench_compares_forms_of_the_same_method(units: int) -> None:
+    torch.manual_seed(0)
+    shape = bench.Shape("small", 96, 8, 12, 30, units)
+    item = bench._random_candidates(shape, torch.device("cpu"))
+    kept = select_batch([item], bench.PARAMS)[0].indices
+    assert bench.straightforward(item).tolist() == kept.tolist()
