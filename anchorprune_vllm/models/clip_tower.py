@@ -15,7 +15,7 @@ from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams
-from anchorprune_vllm.signals.attention import ClsAttentionTap
+from anchorprune_vllm.signals.attention import tap_cls_attention
 from anchorprune_vllm.signals.clip import ClipPair, ClipSignals, find_text_encoder
 
 
@@ -34,9 +34,9 @@ def encode_images(model: Any, pixel_values: Tensor) -> list[MediaFeatures]:
     """Run a LLaVA-like model's tower on [B, 3, H, W] and take [CLS] attention on the way."""
     last_layer = model.vision_tower.vision_model.encoder.layers[-1]
     attention = last_layer.self_attn.attn
-    with ClsAttentionTap(attention) as tap:
+    with tap_cls_attention(attention) as taken:
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    importance = tap.result()
+    (importance,) = taken
     heads = model.config.vision_config.num_attention_heads
     if attention.num_heads != heads:
         # Heads are split over tensor-parallel ranks; every rank must see the same sum.

@@ -7,7 +7,9 @@ no forward method is copied.
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,33 +28,20 @@ def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> T
     return logits.softmax(dim=-1).sum(dim=1)
 
 
-class ClsAttentionTap:
-    """While entered, computes `cls_attention` of each call of an attention module.
+@contextmanager
+def tap_cls_attention(attention: nn.Module) -> Iterator[list[Tensor]]:
+    """While entered, the list given gets the `cls_attention` of each call of an attention module.
 
     The module is called with query and key as its first two arguments, [B, T, heads * head_size],
     and has `num_heads` (those of this rank) and `scale`.
     """
+    taken: list[Tensor] = []
 
-    def __init__(self, attention: nn.Module) -> None:
-        self._attention = attention
-        self._taken: list[Tensor] = []
+    def take(module: Any, args: tuple[Tensor, ...]) -> None:
+        taken.append(cls_attention(args[0], args[1], module.num_heads, module.scale))
 
-    def __enter__(self) -> ClsAttentionTap:
-        self._handle = self._attention.register_forward_pre_hook(self._hook)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._handle.remove()
-
-    def _hook(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        query, key = args[:2]
-        self._taken.append(cls_attention(query, key, module.num_heads, module.scale))  # type: ignore[arg-type]
-
-    def result(self) -> Tensor:
-        """[B, T] of all calls, in order."""
-        return torch.cat(self._taken)
+    handle = attention.register_forward_pre_hook(take)
+    try:
+        yield taken
+    finally:
+        handle.remove()

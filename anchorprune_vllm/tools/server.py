@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-_STOP_SECONDS = 20
+_STOP_SECONDS = 8
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anchorprune_vllm.signals.attention import ClsAttentionTap, cls_attention
+from anchorprune_vllm.signals.attention import cls_attention, tap_cls_attention
 
 
 class Attention(nn.Module):
@@ -29,10 +29,11 @@ def test_tap_records_while_entered_and_changes_nothing() -> None:
     attention = Attention()
     calls = [torch.randn(3, b, 5, 32).unbind() for b in (2, 1)]
     attention(*calls[0])
-    with ClsAttentionTap(attention) as tap:
+    with tap_cls_attention(attention) as taken:
         for call in calls:
             assert attention(*call) is call[2]
     attention(*calls[0])
-    expected = torch.cat([cls_attention(q, k, 4, 0.3) for q, k, _ in calls])
-    assert torch.equal(tap.result(), expected)
+    assert [len(rows) for rows in taken] == [2, 1]
+    for rows, (query, key, _) in zip(taken, calls, strict=True):
+        assert torch.equal(rows, cls_attention(query, key, 4, 0.3))
     assert not attention._forward_pre_hooks
