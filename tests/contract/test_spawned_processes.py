@@ -9,36 +9,29 @@ from __future__ import annotations
 
 import multiprocessing
 from argparse import Namespace
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
-def read_overrides(args: Namespace, answer: Connection) -> None:
+def read_overrides(args: Namespace) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    answer.send(AsyncEngineArgs.from_cli_args(args).hf_overrides)
+    return AsyncEngineArgs.from_cli_args(args).hf_overrides
 
 
-def overrides_in_spawned_process(args: Namespace) -> Any:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=read_overrides, args=(args, theirs))
-    process.start()
-    answer = ours.recv()
-    process.join()
-    return answer
-
-
-def test_settings_reach_a_spawned_api_server() -> None:
+def test_settings_reach_a_spawned_api_server(tmp_path: Path) -> None:
     parser = make_arg_parser(FlexibleArgumentParser())
-    args = parser.parse_args(["--model", "x/y", "--anchorprune-budget", "16"])
-    assert overrides_in_spawned_process(args) == {"anchorprune": {"budget": "16"}}
+    args = parser.parse_args(["--model", str(tmp_path), "--anchorprune-budget", "16"])
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as spawned:
+        overrides = spawned.submit(read_overrides, args).result(timeout=120)
+    assert overrides == {"anchorprune": {"budget": "16"}}
 
 
-def test_flags_of_a_subcommand(tmp_path: Any) -> None:
+def test_flags_of_a_subcommand(tmp_path: Path) -> None:
     """`vllm serve` parses with a parser below another, and reads flags from a file too."""
     config = tmp_path / "serve.yaml"
     config.write_text("anchorprune-query: last\nhf-overrides: '{\"a\": 1}'\n")
