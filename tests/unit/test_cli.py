@@ -20,7 +20,8 @@ def parser() -> FlexibleArgumentParser:
 
 
 def overrides(parser: FlexibleArgumentParser, *flags: str) -> object:
-    args = parser.parse_args(["--model", "m", *flags])
+    # A model that is a path: no hub is asked for it.
+    args = parser.parse_args(["--model", ".", *flags])
     return EngineArgs.from_cli_args(args).hf_overrides
 
 
