@@ -21,6 +21,9 @@ case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
 stamp=$VENV/.complete  # written last, removed first: without it the contents cannot be trusted
 log=$VENV/setup.log
 
+# pip turns Ctrl-C into a failure of its own, which must not be taken for one.
+trap 'printf "\nSet-up interrupted. Run the same command again: it starts anew.\n" >&2; exit 130' INT TERM
+
 fail() {
     printf '\nSet-up stopped: %s\n' "$1" >&2
     shift
