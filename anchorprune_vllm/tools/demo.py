@@ -38,8 +38,9 @@ class Answer:
 
 def run_demo(directory: Path, budgets: Sequence[str], server_budget: str, images: int) -> None:
     """Make the model, serve it, ask at each budget, print a table, stop the server."""
-    # `kill` ends the demo as Ctrl-C does: through the server's own shutdown.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # `kill` ends the demo as Ctrl-C does, with its server; a shell's background jobs ignore Ctrl-C.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
     console = Console()
     model = directory / "model"
     make_demo_model(model)
