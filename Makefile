@@ -37,9 +37,11 @@ demo: setup ## serve a tiny model with pruning, ask it at several budgets, print
 	@$(BIN)/anchorprune demo $(ARGS)
 
 # The demo's text encoder is beside its model; for others the plugin knows the pair.
+demo_flags = --anchorprune-text-encoder $(DEMO_MODEL)/clip --served-model-name demo \
+	--dtype float32 --enforce-eager
 serve: setup $(filter $(DEMO_MODEL),$(MODEL)) ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, ARGS)
 	$(BIN)/vllm serve $(MODEL) --port $(PORT) --anchorprune-budget $(BUDGET) \
-		$(if $(filter $(DEMO_MODEL),$(MODEL)),--anchorprune-text-encoder $(DEMO_MODEL)/clip) $(ARGS)
+		$(if $(filter $(DEMO_MODEL),$(MODEL)),$(demo_flags)) $(ARGS)
 
 $(DEMO_MODEL): | setup
 	@$(BIN)/anchorprune demo-model $@
