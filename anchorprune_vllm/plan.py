@@ -30,12 +30,25 @@ class PlanFields(NamedTuple):
         return cls(*(f"anchorprune_{modality}_{name}" for name in cls._fields))
 
 
+class MediaTokens(NamedTuple):
+    """The tokens of one image or video, whatever is asked about it."""
+
+    unpruned: int
+    """Tokens of the model's own path, those included that are never kept (newlines)."""
+    unit_sizes: tuple[int, ...]
+    """Candidates of each unit (crop, frame), in order."""
+
+    @property
+    def candidates(self) -> int:
+        return sum(self.unit_sizes)
+
+
 @dataclass(frozen=True)
 class ItemPlan:
     """How many of an item's candidates stay, which media it is, and what was asked about it."""
 
     kept: int
-    candidates: int
+    tokens: MediaTokens
     media_key: MediaKey
     query_ids: Tensor
     """[segments, length] token ids for the text encoder; no segments: no query."""
@@ -43,7 +56,13 @@ class ItemPlan:
     @property
     def keeps_all(self) -> bool:
         """The model's own unpruned path serves this item."""
-        return self.kept >= self.candidates
+        return self.kept >= self.tokens.candidates
+
+    @property
+    def units(self) -> Tensor | None:
+        """[N] int64 on the CPU: the unit of each candidate; None for a single unit."""
+        sizes = torch.tensor(self.tokens.unit_sizes)
+        return torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) > 1 else None
 
 
 def media_key(media_hash: str) -> MediaKey:
@@ -56,10 +75,12 @@ def media_key(media_hash: str) -> MediaKey:
 
 
 def to_fields(modality: str, plans: Sequence[ItemPlan]) -> dict[str, Any]:
-    """Write plans as batched fields: [items, 2], [items, 2] and a list of [segments, length]."""
+    """Write plans as batched fields: a list of [2 + units], [items, 2], a list of [M, L]."""
     fields = PlanFields.of(modality)
     return {
-        fields.counts: torch.tensor([(p.kept, p.candidates) for p in plans], dtype=torch.int64),
+        fields.counts: [
+            torch.tensor((p.kept, p.tokens.unpruned, *p.tokens.unit_sizes)) for p in plans
+        ],
         fields.media: torch.tensor([p.media_key for p in plans], dtype=torch.int64),
         fields.query: [p.query_ids for p in plans],
     }
@@ -72,6 +93,12 @@ def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan]
         return None
     counts, media, queries = (kwargs.pop(name) for name in fields)
     return [
-        ItemPlan(int(kept), int(candidates), (int(high), int(low)), query_ids)
-        for (kept, candidates), (high, low), query_ids in zip(counts, media, queries, strict=True)
+        ItemPlan(*read_counts(item_counts), (int(high), int(low)), query_ids)
+        for item_counts, (high, low), query_ids in zip(counts, media, queries, strict=True)
     ]
+
+
+def read_counts(field: Tensor) -> tuple[int, MediaTokens]:
+    """`kept` and `tokens` of one item's plan, from its field [2 + units]."""
+    kept, unpruned, *unit_sizes = field.tolist()
+    return kept, MediaTokens(unpruned, tuple(unit_sizes))

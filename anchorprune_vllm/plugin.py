@@ -7,15 +7,15 @@ from typing import Any
 
 from anchorprune_vllm.compat import apply_patches
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
-from anchorprune_vllm.models import ARCHITECTURES
+from anchorprune_vllm.models import ARCHITECTURES, model_class
 
 
 def register_plugin() -> None:
     """Put our models over vLLM's, and our flags beside its own; safe to call again."""
     from vllm import ModelRegistry
 
-    for architecture, model_class in ARCHITECTURES.items():
-        ModelRegistry.register_model(architecture, model_class)
+    for architecture, target in ARCHITECTURES.items():
+        ModelRegistry.register_model(architecture, target)
     apply_patches()
 
 
@@ -41,8 +41,4 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
             "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
         )
-    # Here for the error, before weights are loaded; whoever uses the encoder finds it again.
-    from anchorprune_vllm.models.clip_tower import text_encoder_of
-    from anchorprune_vllm.signals.clip import check_files
-
-    check_files(text_encoder_of(model_config.hf_config, config))
+    model_class(model_config.architecture).check(model_config.hf_config, config)

@@ -30,7 +30,14 @@ from vllm.renderers.hf import resolve_chat_template
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
-from anchorprune_vllm.plan import ItemPlan, PlanFields, media_key, to_fields
+from anchorprune_vllm.plan import (
+    ItemPlan,
+    MediaTokens,
+    PlanFields,
+    media_key,
+    read_counts,
+    to_fields,
+)
 from anchorprune_vllm.query import SCOPES, QueryReader
 
 QueryTokenizer = Callable[[str], Tensor]
@@ -88,10 +95,10 @@ class PruningProcessor(BaseMultiModalProcessor):
         """How query words are written for that encoder."""
 
     @abstractmethod
-    def _count_candidates(
+    def _count_tokens(
         self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[int]:
-        """Tokens that each item of `modality` could keep."""
+    ) -> list[MediaTokens]:
+        """The tokens of each item of `modality`."""
 
     # -- the request, read once ------------------------------------------------------------------
 
@@ -171,15 +178,15 @@ class PruningProcessor(BaseMultiModalProcessor):
         for modality, requests in _ours(hf_kwargs).items():
             if not requests:
                 continue
-            counts = self._count_candidates(modality, mm_items, processed)
+            counts = self._count_tokens(modality, mm_items, processed)
             plans = [
                 ItemPlan(
-                    kept=request.budget.tokens(candidates),
-                    candidates=candidates,
+                    kept=request.budget.tokens(tokens.candidates),
+                    tokens=tokens,
                     media_key=media_key(request.media_hash),
                     query_ids=self._tokenize_query(request.query),
                 )
-                for request, candidates in zip(requests, counts, strict=True)
+                for request, tokens in zip(requests, counts, strict=True)
             ]
             processed.update(to_fields(modality, plans))
         return processed
@@ -282,7 +289,7 @@ def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) 
             content = content(item_idx)
         if not isinstance(content, PromptUpdateDetails):
             content = PromptUpdateDetails.from_seq(content)
-        kept, candidates = out_mm_kwargs[update.modality][item_idx][counts_field].data.tolist()
-        return content if kept >= candidates else replace(content, full=content.full[:kept])
+        kept, tokens = read_counts(out_mm_kwargs[update.modality][item_idx][counts_field].data)
+        return content if kept >= tokens.candidates else replace(content, full=content.full[:kept])
 
     return replace(update, replacement=replacement)

@@ -73,16 +73,16 @@ class VisualPruner:
     def _micro_batches(self, plans: Sequence[ItemPlan]) -> Iterator[list[int]]:
         """Items grouped so that no vision-tower call is larger than the unpruned engine's.
 
-        The scheduler counts K tokens for an item whose encoding costs N.
+        The scheduler counts K tokens for an item that it would otherwise count in full.
         """
         batch: list[int] = []
         tokens = 0
         for i, plan in enumerate(plans):
-            if batch and tokens + plan.candidates > self._max_encoder_tokens:
+            if batch and tokens + plan.tokens.unpruned > self._max_encoder_tokens:
                 yield batch
                 batch, tokens = [], 0
             batch.append(i)
-            tokens += plan.candidates
+            tokens += plan.tokens.unpruned
         yield batch
 
     def _embed_pruned(

@@ -1,18 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model, made once for all tests."""
+"""The demo models, each made once for all tests."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+ARCHITECTURES = ("llava-1.5", "llava-next")
+
 
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LLaVA-1.5 with 144 visual tokens; its CLIP is in `clip`."""
+def demo_models(tmp_path_factory: pytest.TempPathFactory):
+    """arch -> directory of the model; its CLIP is in `clip`."""
     from anchorprune_vllm.tools.demo_model import make_demo_model
 
-    model = tmp_path_factory.mktemp("demo") / "model"
-    make_demo_model(model)
-    return model
+    @cache
+    def make(arch: str) -> Path:
+        model = tmp_path_factory.mktemp("demo") / "model"
+        make_demo_model(model, arch=arch)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_models) -> Path:
+    """A tiny LLaVA-1.5 with 144 visual tokens."""
+    return demo_models("llava-1.5")
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def any_model(request: pytest.FixtureRequest, demo_models) -> Path:
+    """Each of the demo models in turn: tests that use it, run for all architectures."""
+    return demo_models(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference(any_model: Path):
+    """The independent pipeline of the same model."""
+    from tests.support.reference import reference_of
+
+    return reference_of(any_model)

@@ -3,35 +3,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CLIPVisionConfig
 from vllm.config import VllmConfig
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.feature_cache import FeatureCache
 from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams
 from anchorprune_vllm.signals.attention import tap_cls_attention
-from anchorprune_vllm.signals.clip import ClipPair, ClipSignals, find_text_encoder
+from anchorprune_vllm.signals.clip import (
+    ClipPair,
+    ClipQueryTokenizer,
+    ClipSignals,
+    check_files,
+    find_text_encoder,
+)
 
 
 def text_encoder_of(hf_config: Any, config: PruneConfig) -> str:
-    """The CLIP checkpoint paired with the model's vision tower; ValueError if there is none."""
+    """The CLIP checkpoint paired with the model's vision tower.
+
+    Raises ValueError if there is none, or the model takes from its tower what cannot be pruned.
+    """
     vision_config = hf_config.vision_config
     if not isinstance(vision_config, CLIPVisionConfig):
         raise ValueError(
             f"anchorprune: this model's vision tower is a {vision_config.model_type!r}; pruning of "
             f"{hf_config.model_type!r} models needs a CLIP tower ('clip_vision_model')"
         )
+    layer = hf_config.vision_feature_layer
+    if not isinstance(layer, int):
+        raise ValueError(
+            f"anchorprune: this model joins several layers of its vision tower "
+            f"(vision_feature_layer {layer}); pruning needs a single one"
+        )
     return find_text_encoder(vision_config, config.text_encoder)
 
 
-def encode_images(model: Any, pixel_values: Tensor) -> list[MediaFeatures]:
-    """Run a LLaVA-like model's tower on [B, 3, H, W] and take [CLS] attention on the way."""
+def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a LLaVA-like model's tower on [B, 3, H, W] and take [CLS] attention on the way.
+
+    Returns hidden [B, N, D] and importance float32 [B, N].
+    """
     last_layer = model.vision_tower.vision_model.encoder.layers[-1]
     attention = last_layer.self_attn.attn
     with tap_cls_attention(attention) as taken:
@@ -42,33 +63,50 @@ def encode_images(model: Any, pixel_values: Tensor) -> list[MediaFeatures]:
         # Heads are split over tensor-parallel ranks; every rank must see the same sum.
         importance = tensor_model_parallel_all_reduce(importance)
     # The tower may have dropped [CLS], the first token, from its output.
-    importance = importance[:, -hidden.shape[1] :] / heads
-    return [MediaFeatures(*item) for item in zip(hidden, importance, strict=True)]
+    return hidden, importance[:, -hidden.shape[1] :] / heads
 
 
-def make_pruner(
-    config: PruneConfig, vllm_config: VllmConfig, model: nn.Module, page_tokens: int
-) -> VisualPruner:
-    """The pruner of a model with a CLIP tower, whose images have about `page_tokens` tokens."""
-    model_config = vllm_config.model_config
-    dtype, device = model_config.dtype, vllm_config.device_config.device
-    text_encoder = text_encoder_of(model_config.hf_config, config)
-    log_active(config, text_encoder)
-    pair = ClipPair(text_encoder, dtype, device)
-    # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
-    for number, tensor in enumerate(pair.tensors()):
-        model.register_buffer(f"anchorprune_{number}", tensor, persistent=False)
-    return VisualPruner(
-        signals=ClipSignals(pair),
-        params=AnchorParams(
-            config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
-        ),
-        cache=FeatureCache(
-            capacity_bytes=config.feature_cache_mb * 2**20,
-            page_tokens=page_tokens,
-            hidden_size=model_config.hf_config.vision_config.hidden_size,
-            dtype=dtype,
-            device=device,
-        ),
-        max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
-    )
+class ClipPruningProcessor(PruningProcessor):
+    """Mixin: prompts with K placeholders per image, queries written for CLIP's text tower."""
+
+    def _media_token_ids(self) -> Mapping[str, int]:
+        return {"image": self.info.get_hf_config().image_token_index}
+
+    def _text_encoder(self) -> str:
+        return text_encoder_of(self.info.get_hf_config(), self.prune_config)
+
+    def _make_query_tokenizer(self, text_encoder: str) -> ClipQueryTokenizer:
+        return ClipQueryTokenizer(text_encoder)
+
+
+class ClipPrunedModel(PrunedModel):
+    """Mixin: list it before the vLLM model that it extends."""
+
+    @classmethod
+    def check(cls, hf_config: Any, config: PruneConfig) -> None:
+        check_files(text_encoder_of(hf_config, config))
+
+    def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
+        model_config = vllm_config.model_config
+        dtype, device = model_config.dtype, vllm_config.device_config.device
+        text_encoder = text_encoder_of(model_config.hf_config, config)
+        log_active(config, text_encoder)
+        pair = ClipPair(text_encoder, dtype, device)
+        # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
+        model: Any = self
+        for number, tensor in enumerate(pair.tensors()):
+            model.register_buffer(f"anchorprune_{number}", tensor, persistent=False)
+        return VisualPruner(
+            signals=ClipSignals(pair),
+            params=AnchorParams(
+                config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
+            ),
+            cache=FeatureCache(
+                capacity_bytes=config.feature_cache_mb * 2**20,
+                page_tokens=model.vision_tower.vision_model.embeddings.num_positions,
+                hidden_size=model_config.hf_config.vision_config.hidden_size,
+                dtype=dtype,
+                device=device,
+            ),
+            max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+        )

@@ -211,6 +211,7 @@ class ClipSignals:
                 importance=item.importance,
                 budget=plan.kept,
                 context_features=item.hidden,
+                units=plan.units,
             )
             for i, (item, plan) in enumerate(zip(features, plans, strict=True))
         ]

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from anchorprune_vllm import __version__
 from anchorprune_vllm.budget import Budget
@@ -35,13 +36,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
+    arch: dict[str, Any] = {
+        "choices": ("llava-1.5", "llava-next"),
+        "default": "llava-1.5",
+        "help": "architecture of the tiny model (default: llava-1.5)",
+    }
     model = commands.add_parser(
         "demo-model",
-        help="make a tiny LLaVA-1.5 with its paired CLIP",
-        description="Make a tiny LLaVA-1.5 checkpoint with random weights in DIR, and its paired "
-        "CLIP in DIR/clip, in the hub's file format. Takes seconds.",
+        help="make a tiny model with its paired CLIP",
+        description="Make a tiny checkpoint with random weights in DIR, and its paired CLIP in "
+        "DIR/clip, in the hub's file format. Takes seconds.",
     )
     model.add_argument("directory", type=Path, metavar="DIR")
+    model.add_argument("--arch", **arch)
     model.add_argument("--seed", type=int, default=0, help="of the random weights (default: 0)")
     model.set_defaults(run=_demo_model)
 
@@ -54,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--directory", type=Path, default=Path(".demo"), help="for model and log (default: .demo)"
     )
+    demo.add_argument("--arch", **arch)
     demo.add_argument(
         "--budgets",
         type=_budgets,
@@ -95,14 +103,20 @@ def _budgets(text: str) -> list[str]:
 def _demo_model(args: argparse.Namespace) -> None:
     from anchorprune_vllm.tools.demo_model import describe, make_demo_model
 
-    make_demo_model(args.directory, seed=args.seed)
+    make_demo_model(args.directory, arch=args.arch, seed=args.seed)
     print(f"{args.directory}: {describe(args.directory)}")
 
 
 def _demo(args: argparse.Namespace) -> None:
     from anchorprune_vllm.tools.demo import run_demo
 
-    run_demo(args.directory, args.budgets, server_budget=args.budgets[-2:][0], images=args.images)
+    run_demo(
+        args.directory,
+        args.arch,
+        args.budgets,
+        server_budget=args.budgets[-2:][0],
+        images=args.images,
+    )
 
 
 def _bench(args: argparse.Namespace) -> None:

@@ -36,14 +36,16 @@ class Answer:
     text: str
 
 
-def run_demo(directory: Path, budgets: Sequence[str], server_budget: str, images: int) -> None:
+def run_demo(
+    directory: Path, arch: str, budgets: Sequence[str], server_budget: str, images: int
+) -> None:
     """Make the model, serve it, ask at each budget, print a table, stop the server."""
     # `kill` ends the demo as Ctrl-C does, with its server; a shell's background jobs ignore Ctrl-C.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
     console = Console()
-    model = directory / "model"
-    make_demo_model(model)
+    model = directory / arch
+    make_demo_model(model, arch=arch)
     console.print(f"[bold]Model[/bold]   {describe(model)} (random weights: answers mean nothing)")
     flags = [
         *("--anchorprune-budget", server_budget),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines shared by the tests: each takes about 25 s to start, so each is started once."""
+"""Engines shared by the tests. A start takes about 30 s: each is started once per model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from vllm import LLM
 
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import make_engine, watch
-from tests.support.reference import ReferenceLlava
 
 # Functions are sent to the workers, to look into them.
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -28,49 +27,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def reference(demo_model: Path) -> ReferenceLlava:
-    return ReferenceLlava(demo_model)
-
-
-@pytest.fixture(scope="session")
-def pruned(demo_model: Path) -> Iterator[LLM]:
-    """Budget 16 of 144, all caches on, at most three images (3 x 144 <= 512) per tower call."""
-    with make_engine(demo_model, 16, max_num_batched_tokens=512) as llm:
+def pruned(any_model: Path) -> Iterator[LLM]:
+    """Budget 16, all caches on, an encoder budget of a few images."""
+    with make_engine(any_model, 16, max_num_batched_tokens=512) as llm:
         watch(llm)
         yield llm
 
 
 @pytest.fixture(scope="session")
-def plugin_off(demo_model: Path) -> Iterator[LLM]:
+def plugin_off(any_model: Path) -> Iterator[LLM]:
     """The plugin is loaded, no budget is given."""
-    with make_engine(demo_model, None, max_num_batched_tokens=512) as llm:
+    with make_engine(any_model, None, max_num_batched_tokens=512) as llm:
         watch(llm)
         yield llm
 
 
 @pytest.fixture(scope="session")
-def chunked(demo_model: Path) -> Iterator[LLM]:
+def chunked(any_model: Path) -> Iterator[LLM]:
     """Prompts are computed 48 tokens at a time."""
-    with make_engine(demo_model, 100, max_num_batched_tokens=48, max_num_seqs=8) as llm:
+    with make_engine(any_model, 100, max_num_batched_tokens=48, max_num_seqs=8) as llm:
         yield llm
 
 
 @pytest.fixture(scope="session")
-def tensor_parallel(demo_model: Path) -> Iterator[LLM]:
+def tensor_parallel(any_model: Path) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-        with make_engine(demo_model, 16, tensor_parallel_size=2) as llm:
+        with make_engine(any_model, 16, tensor_parallel_size=2) as llm:
             watch(llm)
             yield llm
 
 
 @pytest.fixture(scope="session")
-def plain_answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+def plain_answers(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """Answers of vLLM without the plugin to `mixed_requests()`."""
     out = tmp_path_factory.mktemp("plain") / "answers.json"
     # A process of its own: this one has loaded the plugin.
     subprocess.run(
-        [sys.executable, "-m", "tests.support.plain_vllm", str(demo_model), str(out)],
+        [sys.executable, "-m", "tests.support.plain_vllm", str(any_model), str(out)],
         env={**os.environ, "VLLM_PLUGINS": ""},
         cwd=Path(__file__).parents[2],
         check=True,
@@ -79,19 +73,20 @@ def plain_answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def server(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """`vllm serve` with the flags a user gives, and overrides allowed."""
+    architectures = json.loads((any_model / "config.json").read_text())["architectures"]
     flags = [
         *("--anchorprune-budget", "16"),
-        *("--anchorprune-text-encoder", str(demo_model / "clip")),
+        *("--anchorprune-text-encoder", str(any_model / "clip")),
         *("--anchorprune-config", '{"tau": 0.2, "feature_cache_mb": 8}'),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager"),
-        *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--block-size", "32"),
+        *("--max-model-len", "2048", "--kv-cache-memory-bytes", "128M", "--block-size", "32"),
         # Parsed after ours and merged with it, not put in its place.
-        *("--hf-overrides", '{"architectures": ["LlavaForConditionalGeneration"]}'),
+        *("--hf-overrides", json.dumps({"architectures": architectures})),
         "--enable-prompt-tokens-details",
     ]
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with VllmServer(demo_model, flags, log) as running:
+    with VllmServer(any_model, flags, log) as running:
         yield running

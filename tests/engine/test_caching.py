@@ -19,6 +19,11 @@ def expected(reference: ReferenceLlava, image: Image.Image, question: str, k: in
     return reference.answer(prompt_of(question), [image], [kept], GREEDY.max_tokens)
 
 
+def tiles(reference: ReferenceLlava, image: Image.Image) -> int:
+    """Tiles of one run of the vision tower on an image."""
+    return len(reference.unit_sizes(image))
+
+
 def test_new_question_about_a_known_image(pruned: LLM, reference: ReferenceLlava) -> None:
     image = picture(200)
     seen(pruned)
@@ -27,17 +32,17 @@ def test_new_question_about_a_known_image(pruned: LLM, reference: ReferenceLlava
             reference, image, question, 16
         )
     after = seen(pruned)
-    assert after.tower_batches == [1]
+    assert after.tower_batches == [tiles(reference, image)]
     assert len({tuple(kept) for kept in after.kept}) == len(QUESTIONS)
 
 
-def test_new_weights_forget_known_images(pruned: LLM) -> None:
+def test_new_weights_forget_known_images(pruned: LLM, reference: ReferenceLlava) -> None:
     image = picture(211)
     answer(pruned, request(QUESTIONS[0], image))
     pruned.collective_rpc(load_no_weights)
     seen(pruned)
     answer(pruned, request(QUESTIONS[1], image))
-    assert seen(pruned).tower_batches == [1]
+    assert seen(pruned).tower_batches == [tiles(reference, image)]
 
 
 def load_no_weights(worker: Any) -> None:
@@ -59,7 +64,7 @@ def test_questions_asked_together_share_the_tower(pruned: LLM, reference: Refere
     seen(pruned)
     answers = answer(pruned, *(request(question, image) for question in QUESTIONS))
     assert answers == [expected(reference, image, question, 16) for question in QUESTIONS]
-    assert seen(pruned).tower_batches == [1]
+    assert seen(pruned).tower_batches == [tiles(reference, image)]
 
 
 def test_two_budgets_at_once(pruned: LLM, reference: ReferenceLlava) -> None:
@@ -76,7 +81,7 @@ def test_media_uuids(pruned: LLM, reference: ReferenceLlava) -> None:
     for question in QUESTIONS[:3]:
         given = answer(pruned, request(question, image, **named))[0]
         assert given == expected(reference, image, question, 16)
-    assert seen(pruned).tower_batches == [1]
+    assert seen(pruned).tower_batches == [tiles(reference, image)]
 
 
 def test_known_uuid_needs_no_image(pruned: LLM) -> None:
@@ -152,10 +157,11 @@ def test_later_turns_hit_the_prefix(pruned: LLM) -> None:
     assert len(seen(pruned).kept) == 1
 
 
-def test_scope_last_follows_the_conversation(pruned: LLM) -> None:
+def test_scope_last_follows_the_conversation(pruned: LLM, reference: ReferenceLlava) -> None:
+    image = picture(210)
     seen(pruned)
-    _, second, third = converse(pruned, picture(210), "last")
+    _, second, third = converse(pruned, image, "last")
     after = seen(pruned)
     assert second == third == 0
     assert len({tuple(kept) for kept in after.kept}) == 3
-    assert after.tower_batches == [1]
+    assert after.tower_batches == [tiles(reference, image)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 from vllm import LLM
 
 from tests.support.engine import answer, prompt_of, request, seen
@@ -11,19 +12,54 @@ from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import ReferenceLlava
 
 LONG_QUESTION = "Tell me what is to the left of the tall tree, and then " * 12
-CASES = [
-    (seed, QUESTIONS[seed % len(QUESTIONS)], budget)
-    for seed, budget in enumerate([1, 2, 3, 5, 8, 13, 16, 21, 32, 48, 64, 72, 100, 128, 143] * 2)
-]
+BUDGETS = [1, 2, 3, 5, 8, 13, 16, 21, 32, 48, 64, 72, 100, 128, 143]
+
+# Width x height. With crops: all five grids, every way to letterbox, crops of few or no patches.
+SHAPES = {
+    "one tile": (168, 168),
+    "four tiles": (336, 336),
+    "larger than all grids": (1000, 1000),
+    "1x2": (336, 168),
+    "2x1": (168, 336),
+    "1x4": (672, 168),
+    "4x1": (168, 672),
+    "tiny": (5, 3),
+    "one pixel": (1, 1),
+    "very wide": (1600, 60),
+    "very high": (60, 1600),
+    "crops without patches": (2000, 9),
+    "two rows of patches": (800, 30),
+    "two columns of patches": (30, 800),
+    "not divisible, wide": (333, 157),
+    "not divisible, high": (211, 317),
+}
 
 
-@pytest.mark.parametrize(("seed", "question", "budget"), [*CASES, (99, LONG_QUESTION, 32)])
-def test_keeps_what_the_paper_keeps(
-    pruned: LLM, reference: ReferenceLlava, seed: int, question: str, budget: int
+def check(
+    pruned: LLM, reference: ReferenceLlava, image: Image.Image, question: str, budget: int
 ) -> None:
-    image = picture(seed)
     seen(pruned)
     given = answer(pruned, request(question, image, override={"budget": budget}))[0]
     kept = seen(pruned).kept
     assert kept == [reference.kept(image, question.strip(), budget)]
     assert given == reference.answer(prompt_of(question), [image], kept, 12)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_keeps_what_the_paper_keeps(pruned: LLM, reference: ReferenceLlava, budget: int) -> None:
+    for seed in (budget, 200 + budget):
+        check(pruned, reference, picture(seed), QUESTIONS[seed % len(QUESTIONS)], budget)
+
+
+def test_question_of_many_segments(pruned: LLM, reference: ReferenceLlava) -> None:
+    check(pruned, reference, picture(99), LONG_QUESTION, 32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(pruned: LLM, reference: ReferenceLlava, shape: str) -> None:
+    """At budgets below the number of units, that divide by it or not, and above small units."""
+    image = picture(len(shape), SHAPES[shape])
+    sizes = reference.unit_sizes(image)
+    budgets = [1, 2, len(sizes) - 1, 16, 37, 10 * len(sizes), min(sizes) + 1, sum(sizes) - 1]
+    for number, budget in enumerate(sorted({b for b in budgets if 0 < b < sum(sizes)})):
+        check(pruned, reference, image, QUESTIONS[number % len(QUESTIONS)], budget)

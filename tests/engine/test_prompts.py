@@ -9,7 +9,6 @@ from vllm import LLM, SamplingParams
 
 from tests.support.engine import (
     GREEDY,
-    PATCHES,
     answer,
     prompt_of,
     request,
@@ -40,12 +39,16 @@ def test_any_image_has_k_tokens(pruned: LLM, image: Image.Image) -> None:
     assert visual_tokens(pruned, request(QUESTIONS[0], image)) == [16]
 
 
-@pytest.mark.parametrize(
-    ("budget", "tokens"), [(1, 1), ("25%", 36), ("11.1%", 16), (143, 143), (144, 144), (999, 144)]
-)
-def test_budgets(pruned: LLM, budget: int | str, tokens: int) -> None:
-    asked = request(QUESTIONS[1], picture(20), override={"budget": budget})
-    assert visual_tokens(pruned, asked) == [tokens]
+@pytest.mark.parametrize("size", [(168, 168), (336, 250), (90, 500), (2000, 9)])
+def test_budgets(pruned: LLM, reference: ReferenceLlava, size: tuple[int, int]) -> None:
+    image = picture(20, size)
+    candidates, unpruned = sum(reference.unit_sizes(image)), reference.unpruned(image)
+    budgets: dict[int | str, int] = {
+        **{1: 1, "25%": candidates // 4, "50%": candidates // 2},
+        **{candidates - 1: candidates - 1, candidates: unpruned, 9999: unpruned, "100%": unpruned},
+    }
+    asked = [request(QUESTIONS[1], image, override={"budget": budget}) for budget in budgets]
+    assert visual_tokens(pruned, *asked) == list(budgets.values())
 
 
 def test_many_images_in_one_prompt(pruned: LLM, reference: ReferenceLlava) -> None:
@@ -95,14 +98,21 @@ class TestOff:
     def test_no_budget(self, plugin_off: LLM, plain_answers: list[list[int]]) -> None:
         assert [answer(plugin_off, item)[0] for item in mixed_requests()] == plain_answers
 
-    @pytest.mark.parametrize("budget", ["100%", PATCHES, 10 * PATCHES])
+    @pytest.mark.parametrize("budget", ["100%", "just enough", 10_000])
     def test_budget_of_all(
-        self, pruned: LLM, plain_answers: list[list[int]], budget: int | str
+        self,
+        pruned: LLM,
+        reference: ReferenceLlava,
+        plain_answers: list[list[int]],
+        budget: int | str,
     ) -> None:
-        override = {"mm_processor_kwargs": {"anchorprune": {"budget": budget}}}
         seen(pruned)
-        answers = [answer(pruned, {**item, **override})[0] for item in mixed_requests()]
-        assert answers == plain_answers
+        for item, wanted in zip(mixed_requests(), plain_answers, strict=True):
+            images = item.get("multi_modal_data", {}).get("image", [])
+            enough = max((sum(reference.unit_sizes(image)) for image in images), default=1)
+            override = {"budget": enough if budget == "just enough" else budget}
+            asked = {**item, "mm_processor_kwargs": {"anchorprune": override}}
+            assert answer(pruned, asked)[0] == wanted
         assert seen(pruned).kept == []
 
     def test_text_alone(self, pruned: LLM, plain_answers: list[list[int]]) -> None:

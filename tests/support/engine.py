@@ -13,7 +13,6 @@ from PIL import Image
 from vllm import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-PATCHES = 144
 
 
 @dataclass
@@ -23,14 +22,14 @@ class Seen:
     embed_calls: list[int] = field(default_factory=list)
     """Images in each call of the pruner."""
     tower_batches: list[int] = field(default_factory=list)
-    """Images in each call of the vision tower."""
+    """Tiles (an image, or its base view and crops) in each call of the vision tower."""
     kept: list[list[int]] = field(default_factory=list)
     """Indices of each selection."""
 
 
 @contextmanager
 def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterator[LLM]:
-    """An engine on the demo model; `budget` None: pruning off."""
+    """An engine on a demo model; `budget` None: pruning off."""
     settings = options.pop("settings", {})
     if budget is not None:
         prune = {"budget": budget, "text_encoder": str(model / "clip"), **settings}
@@ -38,7 +37,7 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
     defaults: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
-        "max_model_len": 1024,
+        "max_model_len": 4096,
         "max_num_seqs": 64,
         "block_size": 32,
         # Not a share of the memory: several engines live side by side.
@@ -72,7 +71,7 @@ def forget_everything(llm: LLM) -> None:
 
 
 def prompt_of(question: str, images: int = 1) -> str:
-    """The demo model's chat prompt."""
+    """The demo models' chat prompt."""
     return f"USER: {'<image>' * images}\n{question} ASSISTANT:"
 
 

@@ -20,6 +20,7 @@ def mixed_requests() -> list[dict[str, Any]]:
         *(request(QUESTIONS[i % 8], picture(500 + i)) for i in range(8)),
         request(QUESTIONS[0], picture(510, (40, 300))),
         request(QUESTIONS[1], picture(511), picture(512, (17, 5))),
+        request(QUESTIONS[3], picture(513, (336, 336)), picture(514, (90, 500)), picture(515)),
         request(QUESTIONS[2]),
         request(""),
     ]
@@ -28,6 +29,7 @@ def mixed_requests() -> list[dict[str, Any]]:
 if __name__ == "__main__":
     model, out = map(Path, sys.argv[1:])
     with make_engine(model, None, max_num_batched_tokens=512) as engine:
-        registered = ModelRegistry.models["LlavaForConditionalGeneration"].module_name
-        assert not registered.startswith("anchorprune_vllm"), "the plugin must not be loaded"
+        registered = {getattr(entry, "module_name", "") for entry in ModelRegistry.models.values()}
+        assert "vllm.model_executor.models.llava" in registered
+        assert not any(name.startswith("anchorprune_vllm") for name in registered)
         out.write_text(json.dumps([answer(engine, item)[0] for item in mixed_requests()]))

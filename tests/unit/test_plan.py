@@ -2,20 +2,21 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from anchorprune_vllm.plan import ItemPlan, media_key, pop_plans, to_fields
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, media_key, pop_plans, to_fields
 
 
 def test_fields_and_back() -> None:
     plans = [
-        ItemPlan(16, 144, media_key("one"), torch.tensor([[1, 5, 2]])),
-        ItemPlan(144, 144, media_key("two"), torch.empty(0, 0, dtype=torch.int64)),
+        ItemPlan(16, MediaTokens(144, (144,)), media_key("one"), torch.tensor([[1, 5, 2]])),
+        ItemPlan(300, MediaTokens(310, (144, 0, 156)), media_key("two"), torch.empty(0, 0)),
     ]
     kwargs = {"pixel_values": "untouched", **to_fields("image", plans)}
     read = pop_plans("image", kwargs)
     assert read is not None
-    assert [(p.kept, p.candidates, p.media_key) for p in read] == [
-        (p.kept, p.candidates, p.media_key) for p in plans
+    assert [(p.kept, p.tokens, p.media_key) for p in read] == [
+        (p.kept, p.tokens, p.media_key) for p in plans
     ]
     assert [p.query_ids.tolist() for p in read] == [[[1, 5, 2]], []]
     assert [p.keeps_all for p in read] == [False, True]
@@ -23,11 +24,28 @@ def test_fields_and_back() -> None:
 
 
 def test_modalities_have_fields_of_their_own() -> None:
-    plan = ItemPlan(1, 2, (3, 4), torch.empty(0, 0))
+    plan = ItemPlan(1, MediaTokens(2, (2,)), (3, 4), torch.empty(0, 0))
     kwargs = {**to_fields("image", [plan]), **to_fields("video", [plan, plan])}
     assert len(pop_plans("image", kwargs) or []) == 1
     assert len(pop_plans("video", kwargs) or []) == 2
     assert pop_plans("image", kwargs) is None
+
+
+def test_all_are_kept_when_the_candidates_are() -> None:
+    def keeps_all(kept: int) -> bool:
+        return ItemPlan(kept, MediaTokens(14, (6, 4)), (0, 0), torch.empty(0, 0)).keeps_all
+
+    assert [keeps_all(kept) for kept in (9, 10, 11, 14)] == [False, True, True, True]
+
+
+def test_unit_of_each_candidate() -> None:
+    def units(*sizes: int) -> Tensor | None:
+        return ItemPlan(1, MediaTokens(9, sizes), (0, 0), torch.empty(0, 0)).units
+
+    assert units(4) is None
+    several = units(2, 0, 3)
+    assert several is not None
+    assert several.tolist() == [0, 0, 2, 2, 2]
 
 
 def test_media_keys_differ() -> None:

@@ -27,8 +27,9 @@ def start(model: Path, **options: Any) -> None:
     EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
 
-def test_a_good_model_passes(model: Path) -> None:
-    start(model)
+def test_a_good_model_passes(any_model: Path) -> None:
+    anchorprune_vllm.register()
+    start(any_model)
 
 
 def edited_clip(model: Path, tmp_path: Path, edit: dict[str, Any]) -> str:
@@ -89,6 +90,17 @@ def test_tower_that_is_no_clip(model: Path, tmp_path: Path, vision: str) -> None
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"vision tower is a '{vision}'; .* needs a CLIP tower"):
         start(tmp_path, settings={"text_encoder": str(model / "clip")})
+
+
+def test_several_layers_of_the_tower(model: Path) -> None:
+    with pytest.raises(ValueError, match=r"joins several .*\(vision_feature_layer \[-3, -2\]\)"):
+        start(model, hf_overrides={"vision_feature_layer": [-3, -2]})
+
+
+def test_llava_next_with_class_tokens(demo_models: Any) -> None:
+    anchorprune_vllm.register()
+    with pytest.raises(ValueError, match="select_strategy 'full'; only 'default'"):
+        start(demo_models("llava-next"), hf_overrides={"vision_feature_select_strategy": "full"})
 
 
 def test_architecture_that_cannot_be_pruned(model: Path, tmp_path: Path) -> None:

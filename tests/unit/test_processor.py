@@ -17,7 +17,9 @@ from vllm.multimodal.parse import parse_mm_uuids
 import anchorprune_vllm
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
+from tests.support.local_model import plans_of
 from tests.support.pictures import QUESTIONS, picture
+from tests.support.reference import ReferenceLlava
 
 
 def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -34,8 +36,8 @@ def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) ->
 
 
 @pytest.fixture(scope="module")
-def processor(demo_model: Path) -> Any:
-    return make(demo_model)
+def processor(any_model: Path) -> Any:
+    return make(any_model)
 
 
 def process(
@@ -63,19 +65,37 @@ def ask(question: str) -> str:
     return f"USER: <image>\n{question} ASSISTANT:"
 
 
-def test_placeholders_equal_the_plan(processor: Any) -> None:
-    for budget, kept in ((1, 1), (7, 7), ("50%", 72), (143, 143), (144, 144), (500, 144)):
-        out = process(processor, ask("Why?"), picture(1), override={"budget": budget})
-        (place,) = out["mm_placeholders"]["image"]
-        (plan,) = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
-        assert (place.length, plan.kept, plan.candidates) == (kept, kept, 144)
-        assert out["prompt_token_ids"].count(out["prompt_token_ids"][place.offset]) == kept
+@pytest.mark.parametrize("size", [(168, 168), (336, 336), (70, 400), (2000, 9)])
+def test_placeholders_equal_the_plan(
+    processor: Any, reference: ReferenceLlava, size: tuple[int, int]
+) -> None:
+    image = picture(1, size)
+    sizes, unpruned = reference.unit_sizes(image), reference.unpruned(image)
+    total = sum(sizes)
+    for budget, kept in ((1, 1), (7, 7), ("50%", total // 2), (total - 1, total - 1)):
+        out = process(processor, ask("Why?"), image, override={"budget": budget})
+        (plan,) = plans_of(out)
+        assert (placeholders(out), plan.kept) == (kept, kept)
+        assert [unit for unit in plan.tokens.unit_sizes if unit] == sizes
+        assert plan.tokens.unpruned == unpruned
+    for budget in (total, 5000, "100%"):
+        out = process(processor, ask("Why?"), image, override={"budget": budget})
+        (plan,) = plans_of(out)
+        assert plan.keeps_all
+        assert placeholders(out) == unpruned
+
+
+def placeholders(out: Any) -> int:
+    (place,) = out["mm_placeholders"]["image"]
+    ids = out["prompt_token_ids"]
+    assert ids.count(ids[place.offset]) == place.length
+    return place.length
 
 
 class TestIdentity:
-    def test_question_budget_and_settings_are_in_it(self, processor: Any, demo_model: Path) -> None:
+    def test_question_budget_and_settings_are_in_it(self, processor: Any, any_model: Path) -> None:
         image = picture(2)
-        other_settings = make(demo_model, tau=0.3)
+        other_settings = make(any_model, tau=0.3)
         seen = [
             hashes(processor, ask(QUESTIONS[0]), image),
             hashes(processor, ask(QUESTIONS[1]), image),
@@ -115,7 +135,7 @@ class TestIdentity:
 def test_plan_carries_media_and_question(processor: Any) -> None:
     def plan_of(question: str, image: Image.Image) -> Any:
         out = process(processor, ask(question), image)
-        return (pop_plans("image", dict(out["mm_kwargs"].get_data())) or [None])[0]
+        return plans_of(out)[0]
 
     one, other_question, other_image = (
         plan_of(QUESTIONS[0], picture(6)),
@@ -140,8 +160,8 @@ def test_processor_cache_holds_each_question(processor: Any) -> None:
             assert got[name].data.tolist() == wanted[name].data.tolist()
 
 
-def test_the_clients_own_embeddings_are_passed_on(demo_model: Path) -> None:
-    processor = make(demo_model, {"enable_mm_embeds": True})
+def test_the_clients_own_embeddings_are_passed_on(any_model: Path) -> None:
+    processor = make(any_model, {"enable_mm_embeds": True})
     out = processor(
         f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:",
         processor.info.parse_mm_data({"image": torch.zeros(1, 30, 128)}),
@@ -152,8 +172,7 @@ def test_the_clients_own_embeddings_are_passed_on(demo_model: Path) -> None:
 
 def test_dummies_need_as_much_as_any_request(processor: Any) -> None:
     out = processor.get_dummy_mm_inputs({"image": 2})
-    plans = pop_plans("image", dict(out["mm_kwargs"].get_data())) or []
-    assert [plan.keeps_all for plan in plans] == [True, True]
+    assert [plan.keeps_all for plan in plans_of(out)] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -165,5 +184,8 @@ def test_queries_that_are_refused(processor: Any, query: str, words: str) -> Non
         process(processor, ask("Why?"), picture(1), override={"query": query})
 
 
-def test_the_encoder_is_planned_for_unpruned_images(processor: Any) -> None:
-    assert processor.info.get_mm_max_tokens_per_item(1024, {"image": 1}) == {"image": 144}
+def test_the_encoder_is_planned_for_unpruned_images(
+    processor: Any, reference: ReferenceLlava
+) -> None:
+    largest = reference.unpruned(picture(1, (336, 336)))
+    assert processor.info.get_mm_max_tokens_per_item(1024, {"image": 1}) == {"image": largest}

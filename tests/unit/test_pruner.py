@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams, Candidates
 
-TOKENS, SIZE = 10, 4
+TOKENS, NEWLINES, SIZE = 10, 2, 4
 
 
 class ToySignals:
@@ -54,13 +54,15 @@ class ToyImages:
 
 
 def plan(seed: int, kept: int = 3) -> ItemPlan:
-    return ItemPlan(kept, TOKENS, (seed, 1), torch.empty(0, 0))
+    return ItemPlan(kept, MediaTokens(TOKENS + NEWLINES, (TOKENS,)), (seed, 1), torch.empty(0, 0))
 
 
 @pytest.fixture
 def pruner() -> VisualPruner:
     cache = FeatureCache(4 * TOKENS * 20, TOKENS, SIZE, torch.float32, torch.device("cpu"))
-    return VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=3 * TOKENS)
+    return VisualPruner(
+        ToySignals(), AnchorParams(), cache, max_encoder_tokens=3 * (TOKENS + NEWLINES)
+    )
 
 
 def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
@@ -84,7 +86,7 @@ def test_no_call_exceeds_the_encoder_budget(pruner: VisualPruner) -> None:
     seeds = list(range(8))
     images = ToyImages(seeds)
     pruner.embed(images, [plan(s) for s in seeds])
-    assert images.encoded == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert images.encoded == [[0, 1, 2], [3, 4, 5], [6, 7]]  # 30 candidates, 36 unpruned tokens
 
 
 def test_an_item_larger_than_the_budget_goes_alone() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer, CLIPModel
 
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.signals.clip import ClipPair, ClipQueryTokenizer, ClipSignals
 
 CPU = torch.device("cpu")
@@ -121,8 +121,8 @@ def test_relevance_is_negated_similarity(
     clip: CLIPModel, pair: ClipPair, tokenize: ClipQueryTokenizer
 ) -> None:
     media = [MediaFeatures(torch.randn(n, 64), torch.rand(n)) for n in (6, 9)]
-    asked = ItemPlan(3, 6, (1, 1), tokenize(QUESTION))
-    silent = ItemPlan(4, 9, (2, 2), tokenize(""))
+    asked = ItemPlan(3, MediaTokens(6, (6,)), (1, 1), tokenize(QUESTION))
+    silent = ItemPlan(4, MediaTokens(9, (2, 7)), (2, 2), tokenize(""))
     with torch.no_grad():
         first, second, third = ClipSignals(pair).candidates(
             [media[0], media[1], media[0]], [asked, silent, silent]
@@ -140,3 +140,6 @@ def test_relevance_is_negated_similarity(
     assert second.relevance is None
     assert third.relevance is None
     assert second.features.shape == (9, 32)
+    assert first.units is None
+    assert second.units is not None
+    assert second.units.tolist() == [0] * 2 + [1] * 7

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from anchorprune_vllm.selection import select_batch
 from anchorprune_vllm.tools import bench
 from anchorprune_vllm.tools.cli import main
+from anchorprune_vllm.tools.demo_model import ARCHITECTURES
 
 
-def test_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo-model", str(tmp_path / "model")]) == 0
-    assert "144 visual tokens per image" in capsys.readouterr().out
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_demo_model(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo-model", str(tmp_path / "model"), "--arch", arch]) == 0
+    assert "144 visual tokens per" in capsys.readouterr().out
+    assert json.loads((tmp_path / "model" / "demo_model.json").read_text())["arch"] == arch
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +33,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["demo", "--images", "0"], "'0' is not a whole number of at least 1"),
         (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
+        (["demo-model", "d", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
         (["bench", "--repeats", "-1"], "is not a whole number of at least 1"),
         ([], "the following arguments are required: COMMAND"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model loads like the hub's LLaVA-1.5, and is lively enough to test pruning with."""
+"""Demo models load like the hub's, and are lively enough to test pruning with."""
 
 import itertools
 import subprocess
@@ -11,7 +11,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoProcessor, AutoTokenizer, CLIPModel, LlavaForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    CLIPModel,
+    LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
+)
 
 from anchorprune_vllm.tools import demo_model
 from anchorprune_vllm.tools.demo_model import describe, make_demo_model
@@ -90,10 +96,15 @@ CLIP_NAMES = {
 
 
 @pytest.mark.parametrize(
-    ("model_class", "folder", "names"),
-    [(LlavaForConditionalGeneration, ".", LLAVA_NAMES), (CLIPModel, "clip", CLIP_NAMES)],
+    ("model_class", "arch", "folder", "names"),
+    [
+        (LlavaForConditionalGeneration, "llava-1.5", ".", LLAVA_NAMES),
+        (LlavaNextForConditionalGeneration, "llava-next", ".", LLAVA_NAMES),
+        (CLIPModel, "llava-next", "clip", CLIP_NAMES),
+    ],
 )
-def test_transformers_loads_every_weight(demo, model_class, folder, names):
+def test_transformers_loads_every_weight(demo_models, model_class, arch, folder, names):
+    demo = demo_models(arch)
     model, info = model_class.from_pretrained(demo / folder, output_loading_info=True)
     assert not any(info.values()), info
     assert {weight.dtype for weight in model.state_dict().values()} == {torch.float32}
@@ -101,6 +112,19 @@ def test_transformers_loads_every_weight(demo, model_class, folder, names):
     assert len(written) == len(loaded)
     for hub, here in names.items():
         assert torch.equal(loaded[f"{here}.weight"], written[f"{hub}.weight"]), hub
+
+
+def test_llava_next_is_the_same_model_with_crops(demo, demo_models):
+    crops = demo_models("llava-next")
+    one, other = read_all(demo), read_all(crops)
+    assert one.keys() == other.keys()
+    assert {name for name in one if name.startswith("clip/") and one[name] != other[name]} == set()
+    weights, more = (
+        load_file(at / "model.safetensors") for at in (demo, demo_models("llava-next"))
+    )
+    assert more.pop("image_newline").shape == (128,)
+    assert weights.keys() == more.keys()
+    assert all(torch.equal(weights[name], more[name]) for name in weights)
 
 
 def test_clip_has_the_tower_of_llava(demo):
@@ -128,10 +152,13 @@ def test_another_seed_changes_weights_only(demo, tmp_path):
     assert changed == {"model.safetensors", "clip/model.safetensors", "demo_model.json"}
 
 
-def test_describe(demo):
+def test_describe(demo, demo_models):
     line = describe(demo)
     assert line.startswith("LlavaForConditionalGeneration: 144 visual tokens per image, 0.8")
     assert line.endswith("MB on disk")
+    assert "144 visual tokens per tile, a base view and up to 4 crops, " in describe(
+        demo_models("llava-next")
+    )
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -283,14 +310,15 @@ def test_an_empty_directory_is_filled(tmp_path):
 
 
 def test_another_process_may_finish_first(tmp_path, monkeypatch):
-    directory, write = tmp_path / "model", demo_model._write_llava
+    directory, writers = tmp_path / "model", demo_model.ARCHITECTURES
+    write = writers["llava-1.5"]
 
     def overtaken(path: Path, *arguments):
         write(path, *arguments)
-        monkeypatch.setattr(demo_model, "_write_llava", write)
+        monkeypatch.setitem(writers, "llava-1.5", write)
         make_demo_model(directory, image_size=28)
 
-    monkeypatch.setattr(demo_model, "_write_llava", overtaken)
+    monkeypatch.setitem(writers, "llava-1.5", overtaken)
     make_demo_model(directory, image_size=28)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -318,9 +346,16 @@ def test_another_or_a_damaged_demo_model_is_refused(tmp_path):
     make_demo_model(tmp_path, image_size=28)
     with pytest.raises(ValueError, match=r"'seed': 0.* not of .*'seed': 3.*: remove it, or choose"):
         make_demo_model(tmp_path, image_size=28, seed=3)
+    with pytest.raises(ValueError, match=r"'arch': 'llava-1.5'.* not of .*'llava-next'"):
+        make_demo_model(tmp_path, arch="llava-next", image_size=28)
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"clip/model\.safetensors missing or changed: remove it"):
         make_demo_model(tmp_path, image_size=28)
+
+
+def test_arch_must_be_known(tmp_path):
+    with pytest.raises(ValueError, match=r"arch is 'blip': give one of llava-1\.5, llava-next"):
+        make_demo_model(tmp_path / "model", arch="blip")
 
 
 @pytest.mark.parametrize("size", [0, -14, 100])

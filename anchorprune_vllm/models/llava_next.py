@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLaVA-NeXT: a base view and high-resolution crops, each a unit of 24 x 24 CLIP patches.
+
+Kept tokens come unit by unit, in raster order inside a unit, without the newline embeddings that
+the model puts behind the rows of an unpruned picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+from vllm.model_executor.models.llava_next import (
+    LlavaNextForConditionalGeneration,
+    LlavaNextImagePixelInputs,
+    LlavaNextMultiModalProcessor,
+    LlavaNextProcessingInfo,
+)
+from vllm.multimodal.parse import MultiModalDataItems
+
+from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.models.anyres import picture_patches
+from anchorprune_vllm.models.clip_tower import ClipPrunedModel, ClipPruningProcessor, encode_tiles
+from anchorprune_vllm.models.pruned import UnprunedInfo, prunes_with
+from anchorprune_vllm.plan import MediaTokens
+
+
+def candidate_patches(hf_config: Any, image_size: Tensor) -> Tensor:
+    """Patches that can be kept: [units, patches] bool. Processor and model both count with this.
+
+    image_size: [2], height and width, a CPU tensor.
+    """
+    height, width = image_size.tolist()
+    vision = hf_config.vision_config
+    return picture_patches(
+        (height, width), hf_config.image_grid_pinpoints, vision.image_size, vision.patch_size
+    )
+
+
+class PrunedLlavaNextInfo(UnprunedInfo, LlavaNextProcessingInfo):
+    """vLLM's, with the largest item that a request may ask for."""
+
+
+class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcessor):
+    """LLaVA-NeXT prompts with K placeholders per image."""
+
+    def _count_tokens(
+        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
+    ) -> list[MediaTokens]:
+        # The sizes that also reach the model.
+        return [self._count_image(size) for size in processed["image_sizes"]]
+
+    def _count_image(self, image_size: Tensor) -> MediaTokens:
+        height, width = image_size.tolist()
+        candidates = candidate_patches(self.info.get_hf_config(), image_size)
+        return MediaTokens(
+            unpruned=self.info.get_num_image_tokens(image_width=width, image_height=height),
+            unit_sizes=tuple(candidates.sum(dim=1).tolist()),
+        )
+
+
+class _Images:
+    """One call's images, as the pruner asks for them."""
+
+    def __init__(
+        self, model: LlavaNextForConditionalGeneration, images: LlavaNextImagePixelInputs
+    ) -> None:
+        self._model = model
+        self._tiles = images["pixel_values"]
+        self._sizes = images["image_sizes"]
+        self.project = model.multi_modal_projector
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        candidates = [candidate_patches(self._model.config, self._sizes[i]) for i in items]
+        # An image processed beside a larger one carries empty tiles behind its own.
+        units = [len(patches) for patches in candidates]
+        tiles = [self._tiles[i][:count] for i, count in zip(items, units, strict=True)]
+        hidden, importance = encode_tiles(self._model, torch.cat(tiles))
+        return [
+            MediaFeatures(_take(item_hidden, patches), _take(item_importance, patches))
+            for item_hidden, item_importance, patches in zip(
+                hidden.split(units), importance.split(units), candidates, strict=True
+            )
+        ]
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        return LlavaNextForConditionalGeneration.embed_multimodal(
+            self._model,
+            pixel_values=[self._tiles[i] for i in items],
+            image_sizes=torch.stack([self._sizes[i] for i in items]),
+        )
+
+
+def _take(values: Tensor, patches: Tensor) -> Tensor:
+    """The marked ones of [units, patches, ...] on any device, marked on the CPU: [N, ...]."""
+    values = values.flatten(0, 1)
+    if bool(patches.all()):
+        return values
+    # Numbers, not the mask: a device would have to count that first, and the host to wait.
+    index = patches.flatten().nonzero().squeeze(1)
+    return values[index.to(values.device, non_blocking=True)]
+
+
+@prunes_with(PrunedLlavaNextProcessor, PrunedLlavaNextInfo)
+class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
+    """vLLM's LLaVA-NeXT, pruned when the HF config carries a budget."""
+
+    @classmethod
+    def check(cls, hf_config: Any, config: PruneConfig) -> None:
+        strategy = hf_config.vision_feature_select_strategy
+        if strategy != "default":
+            raise ValueError(
+                f"anchorprune: this LLaVA-NeXT has vision_feature_select_strategy {strategy!r}; "
+                "only 'default' (patches without the class token) can be served"
+            )
+        super().check(hf_config, config)
+
+    def _images(self, **kwargs: Any) -> _Images:
+        return _Images(self, self._parse_and_validate_image_input(**kwargs))

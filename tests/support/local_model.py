@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's processor and model in this process, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from PIL import Image
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+
+import anchorprune_vllm
+from anchorprune_vllm.plan import ItemPlan, pop_plans
+
+
+@contextmanager
+def one_rank(scratch: Path) -> Iterator[None]:
+    """The process group that models need, of this process alone."""
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{scratch / 'rendezvous'}", 0, "gloo")
+        initialize_model_parallel()
+    yield
+    cleanup_dist_env_and_memory()
+
+
+class LocalModel:
+    """A demo model, loaded, with its processor; inside `one_rank` only."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        anchorprune_vllm.register()
+        prune = {"budget": 16, "text_encoder": str(path / "clip"), "feature_cache_mb": 8}
+        defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
+        config = EngineArgs(
+            model=str(path), hf_overrides={"anchorprune": prune}, **{**defaults, **options}
+        ).create_engine_config()
+        self.processor = MULTIMODAL_REGISTRY.create_processor(config.model_config)
+        # vLLM's CPU worker does the same to torch, but for the whole process.
+        with set_current_vllm_config(config), patch("torch.accelerator.empty_cache"):
+            self.model = get_model(vllm_config=config)
+
+    def process(self, prompt: str, *images: Image.Image, budget: int | str) -> Any:
+        """What the API process makes of a prompt."""
+        return self.processor(
+            prompt,
+            self.processor.info.parse_mm_data({"image": list(images)}),
+            hf_processor_mm_kwargs={"anchorprune": {"budget": budget}},
+        )
+
+    @torch.inference_mode()
+    def embed(self, *processed: Any) -> list[torch.Tensor]:
+        """What the worker makes of all images of some processed prompts, batched as it does."""
+        items = [("image", item) for out in processed for item in out["mm_kwargs"]["image"]]
+        return [
+            rows
+            for _, _, kwargs in group_and_batch_mm_kwargs(items)
+            for rows in self.model.embed_multimodal(**kwargs)
+        ]
+
+
+def plans_of(processed: Any) -> list[ItemPlan]:
+    """The plans that travel with the images of a processed prompt."""
+    plans = pop_plans("image", dict(processed["mm_kwargs"].get_data()))
+    assert plans is not None
+    return plans

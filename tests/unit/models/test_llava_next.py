@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLaVA-NeXT in vLLM's own classes, without an engine."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anchorprune_vllm import pruner
+from anchorprune_vllm.tools.demo_model import make_demo_model
+from tests.support.local_model import LocalModel, one_rank, plans_of
+from tests.support.pictures import QUESTIONS, picture
+
+PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_rank(tmp_path_factory.mktemp("rank")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(demo_models: Any, rank: None) -> LocalModel:
+    return LocalModel(demo_models("llava-next"))
+
+
+def placeholders(processed: Any) -> int:
+    (place,) = processed["mm_placeholders"]["image"]
+    ids = processed["prompt_token_ids"]
+    assert ids.count(ids[place.offset]) == place.length
+    return place.length
+
+
+def test_500_sizes_and_budgets_have_a_row_for_each_placeholder(rank: None, tmp_path: Path) -> None:
+    make_demo_model(tmp_path / "model", arch="llava-next", image_size=56)  # 4 x 4 patches a tile
+    model = LocalModel(tmp_path / "model")
+    rng = random.Random(0)
+    seen = set()
+    for batch in range(125):
+        processed = []
+        for number in range(4):
+            size = int(10 ** rng.uniform(0, 3.1)), int(10 ** rng.uniform(0, 3.1))
+            budget = rng.choice([1, rng.randrange(1, 90), f"{rng.randrange(1, 101)}%"])
+            image = picture(4 * batch + number, size)
+            processed.append(model.process(PROMPT, image, budget=budget))
+            (plan,) = plans_of(processed[-1])
+            seen.add((len(plan.tokens.unit_sizes), plan.keeps_all))
+        rows = [len(item) for item in model.embed(*processed)]
+        assert rows == [placeholders(item) for item in processed]
+    assert seen == {(units, whole) for units in (3, 4, 5) for whole in (False, True)}
+
+
+def test_an_image_beside_a_larger_one(model: LocalModel) -> None:
+    """It is filled up with empty tiles: they are neither encoded nor kept."""
+    small, large = picture(1), picture(2, (336, 336))
+    alone = [model.process(PROMPT, image, budget=20) for image in (small, large)]
+    expected = model.embed(*alone)
+    model.model._pruner.forget_media()
+    tiles: list[int] = []
+    handle = model.model.vision_tower.register_forward_pre_hook(
+        lambda module, args: tiles.append(len(args[0]))
+    )
+    both = model.process(PROMPT.replace("<image>", "<image><image>"), small, large, budget=20)
+    assert [len(item["pixel_values"].data) for item in both["mm_kwargs"]["image"]] == [5, 5]
+    rows = model.embed(both)
+    handle.remove()
+    assert tiles == [3 + 5]
+    for given, wanted in zip(rows, expected, strict=True):
+        torch.testing.assert_close(given, wanted)
+
+
+def test_no_newlines_among_the_kept(model: LocalModel) -> None:
+    processed = model.process(PROMPT, picture(3, (336, 336)), budget=719)  # all but one
+    newline = model.model.image_newline
+    (rows,) = model.embed(processed)
+    assert not (rows == newline).all(dim=1).any()
+    (whole,) = model.embed(model.process(PROMPT, picture(3, (336, 336)), budget="100%"))
+    assert (whole == newline).all(dim=1).sum() == 24
+
+
+def test_kept_tokens_come_unit_by_unit(model: LocalModel) -> None:
+    """All but one token, found again in the model's own layout, where rows run across crops."""
+    image = picture(4, (336, 336))
+    (rows,) = model.embed(model.process(PROMPT, image, budget=719))
+    (whole,) = model.embed(model.process(PROMPT, image, budget="100%"))
+    distance = (rows[:, None] - whole).abs().amax(-1)
+    assert distance.amin(1).max() < 1e-4
+    place = distance.argmin(1)
+    base, picture_rows = place[place < 144], place[place >= 144] - 144
+    assert base.diff().gt(0).all()
+    y, x = picture_rows // 25, picture_rows % 25  # 24 patches and a newline
+    crop = y // 12 * 2 + x // 12
+    key = crop * 144 + y % 12 * 12 + x % 12
+    assert key.diff().gt(0).all()
+
+
+def variant(model: Path, directory: Path, **edit: Any) -> Path:
+    """The demo model with another config."""
+    directory.mkdir()
+    for file in model.iterdir():
+        (directory / file.name).symlink_to(file)
+    for name in ("config.json", "preprocessor_config.json"):
+        content = json.loads((model / name).read_text())
+        text_config = {**content.get("text_config", {}), **edit.get("text_config", {})}
+        known = {key: value for key, value in edit.items() if key in content}
+        (directory / name).unlink()
+        (directory / name).write_text(json.dumps({**content, **known, "text_config": text_config}))
+    return directory
+
+
+# Of llava-hf/llava-v1.6-mistral-7b-hf and llava-hf/llama3-llava-next-8b-hf, what differs.
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+LLAMA_3 = {"num_key_value_heads": 1, "rope_theta": 500000.0}
+OTHER_GRIDS = [[168, 168], [168, 672], [504, 504]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "units"),
+    [
+        ({"text_config": MISTRAL}, 3),
+        ({"text_config": LLAMA_3}, 3),
+        ({"image_grid_pinpoints": OTHER_GRIDS}, 2),
+    ],
+    ids=["mistral", "llama-3", "grids"],
+)
+def test_variants_by_config(
+    demo_models: Any, rank: None, tmp_path: Path, edit: dict[str, Any], units: int
+) -> None:
+    path = variant(demo_models("llava-next"), tmp_path / "variant", **edit)
+    # Weights are made up by vLLM: the demo model's fit its own text model alone.
+    loaded = LocalModel(path, load_format="dummy")
+    expected = edit.get("text_config", {}).get("architectures", ["LlamaForCausalLM"])
+    assert [type(loaded.model.language_model).__name__] == expected
+    for budget in (20, "30%", "100%"):
+        processed = loaded.process(PROMPT, picture(5), budget=budget)
+        (plan,) = plans_of(processed)
+        assert len(plan.tokens.unit_sizes) == units
+        assert [len(rows) for rows in loaded.embed(processed)] == [placeholders(processed)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(
+    model: LocalModel, demo_models: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Near-ties may fall otherwise than in float32; most choices may not."""
+    images = [picture(60 + i, (336, 150 + 60 * i)) for i in range(4)]
+    select = pruner.select_batch
+
+    def kept_by(loaded: LocalModel) -> list[set[int]]:
+        kept: list[set[int]] = []
+
+        def select_and_record(*args: Any) -> Any:
+            found = select(*args)
+            kept.extend(set(item.indices.tolist()) for item in found)
+            return found
+
+        monkeypatch.setattr(pruner, "select_batch", select_and_record)
+        processed = [loaded.process(PROMPT, image, budget=64) for image in images]
+        assert [tuple(rows.shape) for rows in loaded.embed(*processed)] == [(64, 128)] * 4
+        return kept
+
+    half = LocalModel(demo_models("llava-next"), dtype=dtype)
+    pairs = zip(kept_by(model), kept_by(half), strict=True)
+    shared = [len(exact & rounded) / 64 for exact, rounded in pairs]
+    assert min(shared) > 0.8, shared
