@@ -20,6 +20,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.signals.attention import cls_attention
+from anchorprune_vllm.tools.bench_memory import measure_peak_memory
 
 PARAMS = AnchorParams()
 
@@ -44,7 +45,7 @@ SHAPES = (
 
 
 def run_bench(repeats: int) -> None:
-    """Print both tables."""
+    """Print all tables."""
     console = Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -67,6 +68,26 @@ def run_bench(repeats: int) -> None:
         table.add_row(shape.model, *numbers, f"{loop / ours:.2f}x")
     console.print(table)
 
+    table = Table(title=f"One image with crops (5 x 576) against one without ({where})")
+    for column in ("share kept", "K of 576", "time", "K of 5 x 576", "time", "ratio"):
+        table.add_column(column, justify="right")
+    for budget in track((32, 64, 128), "crops", console=console, transient=True):
+        shapes = (
+            Shape("LLaVA-1.5", 576, 768, 1024, budget),
+            Shape("LLaVA-NeXT", 2880, 768, 1024, 5 * budget, units=5),
+        )
+        runs: list[Callable[[], object]] = [
+            partial(select_batch, [_random_candidates(shape, device)], PARAMS) for shape in shapes
+        ]
+        one, five = _side_by_side(runs, repeats)
+        table.add_row(
+            f"{budget / 576:.1%}",
+            *(str(budget), f"{one:.1f} ms"),
+            *(str(5 * budget), f"{five:.1f} ms"),
+            f"{five / one:.1f}x",
+        )
+    console.print(table)
+
     with console.status("a vision tower of LLaVA-1.5's size"):
         tower_ms, attention_ms = _tower_call(device, min(repeats, 5))
     table = Table(title=f"Against one call of LLaVA-1.5's vision tower, one image ({where})")
@@ -78,6 +99,20 @@ def run_bench(repeats: int) -> None:
         ("selection, K=64", selection_ms["LLaVA-1.5"]),
     ):
         table.add_row(step, f"{spent:.2f} ms", f"{spent / tower_ms:.2%}")
+    console.print(table)
+
+    with console.status("peak memory of vLLM's LLaVA-NeXT"):
+        unpruned, *pruned = measure_peak_memory(["100%", 640, 320, 160])
+    table = Table(title=f"Peak memory of one LLaVA-NeXT call, 7B widths ({where})")
+    for column in ("budget", "tokens", "peak above weights", "of the unpruned"):
+        table.add_column(column, justify="right")
+    for peak in (unpruned, *pruned):
+        table.add_row(
+            str(peak.budget),
+            str(peak.tokens),
+            f"{peak.mebibytes:.1f} MiB",
+            f"{peak.mebibytes / unpruned.mebibytes:.1%}",
+        )
     console.print(table)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,12 +77,13 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="time selection against a straightforward loop and against the vision tower",
+        help="what selection costs in time and memory, side by side",
         description="Time token selection side by side with a straightforward loop of the same "
-        "method, and as a share of a vision-tower call.",
+        "method, with and without crops, and as a share of a vision-tower call; and compare the "
+        "peak memory of a pruned and an unpruned call of vLLM's LLaVA-NeXT.",
     )
     bench.add_argument(
-        "--repeats", type=_positive, default=7, help="of each measurement (default: 7)"
+        "--repeats", type=_positive, default=15, help="of each measurement (default: 15)"
     )
     bench.set_defaults(run=_bench)
     return parser
@@ -120,6 +122,9 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
+    # vLLM and torch's profiler would write between the tables.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from anchorprune_vllm.tools.bench import run_bench
 
     run_bench(args.repeats)

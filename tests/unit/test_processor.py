@@ -17,7 +17,7 @@ from vllm.multimodal.parse import parse_mm_uuids
 import anchorprune_vllm
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
-from tests.support.local_model import plans_of
+from anchorprune_vllm.tools.local_model import plans_of
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import ReferenceLlava
 

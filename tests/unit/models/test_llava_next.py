@@ -14,7 +14,7 @@ import torch
 
 from anchorprune_vllm import pruner
 from anchorprune_vllm.tools.demo_model import make_demo_model
-from tests.support.local_model import LocalModel, one_rank, plans_of
+from anchorprune_vllm.tools.local_model import LocalModel, one_rank, plans_of
 from tests.support.pictures import QUESTIONS, picture
 
 PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anchorprune_vllm.selection import select_batch
-from anchorprune_vllm.tools import bench
+from anchorprune_vllm.tools import bench, bench_memory
 from anchorprune_vllm.tools.cli import main
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES
 
@@ -51,3 +51,14 @@ def test_bench_compares_forms_of_the_same_method(units: int) -> None:
     item = bench._random_candidates(shape, torch.device("cpu"))
     kept = select_batch([item], bench.PARAMS)[0].indices
     assert bench.straightforward(item).tolist() == kept.tolist()
+
+
+def test_bench_sees_the_highest_level_of_memory() -> None:
+    def call() -> None:
+        first = torch.zeros(2**18)  # 1 MiB
+        second = first + 1
+        del first
+        torch.zeros(2**17)
+        del second
+
+    assert bench_memory._peak_bytes(call) == 2 * 2**20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's processor and model in this process, without an engine."""
+"""vLLM's processor and model in this process, without an engine: for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def one_rank(scratch: Path) -> Iterator[None]:
 
 
 class LocalModel:
-    """A demo model, loaded, with its processor; inside `one_rank` only."""
+    """A pruned model with its CLIP in `path/clip`, loaded, and its processor.
+
+    To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`.
+    """
 
     def __init__(self, path: Path, **options: Any) -> None:
         anchorprune_vllm.register()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of one call that embeds an image, pruned and unpruned, in vLLM's own LLaVA-NeXT.
+
+Widths are those of the 7B model (vision tower 1024, language model 4096), layers are few: each
+layer's activations are gone before the next, so their number does not change the peak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any
+
+import torch
+from PIL import Image
+from torch.profiler import ProfilerActivity, profile
+from transformers import CLIPConfig, CLIPModel
+
+from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.tools.local_model import LocalModel, one_rank
+
+_TILE = 336
+_LAYERS = 2
+_PROMPT = "USER: <image>\nWhat is in the picture? ASSISTANT:"
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """What one call needs on top of weights and caches."""
+
+    budget: int | str
+    tokens: int
+    mebibytes: float
+
+
+def measure_peak_memory(budgets: Sequence[int | str]) -> list[PeakMemory]:
+    """One 672 x 672 picture (a base view and four crops), embedded at each budget."""
+    with TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        _write_model(scratch / "model")
+        dtype = "float16" if torch.cuda.is_available() else "float32"
+        with one_rank(scratch):
+            model = LocalModel(scratch / "model", load_format="dummy", dtype=dtype)
+            return [_measure(model, budget) for budget in budgets]
+
+
+def _measure(model: LocalModel, budget: int | str) -> PeakMemory:
+    picture = Image.effect_noise((2 * _TILE, 2 * _TILE), 64).convert("RGB")
+    processed = model.process(_PROMPT, picture, budget=budget)
+    (rows,) = model.embed(processed)  # lazy initialisation is not part of the call
+
+    def call() -> None:
+        model.model._pruner.forget_media()  # the vision tower is
+        model.embed(processed)
+
+    return PeakMemory(budget, len(rows), _peak_bytes(call) / 2**20)
+
+
+def _peak_bytes(call: Callable[[], object]) -> int:
+    """How far torch's memory rises above its present level during a call."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    # A CPU has no such counter, but torch's profiler sees every allocation.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    with NamedTemporaryFile(suffix=".json") as trace:
+        profiled.export_chrome_trace(trace.name)
+        events = json.loads(Path(trace.name).read_text())["traceEvents"]
+    changes = [event for event in events if event["name"] == "[memory]"]
+    in_order = sorted(changes, key=lambda event: event["ts"])
+    return max(accumulate(event["args"]["Bytes"] for event in in_order))
+
+
+def _write_model(path: Path) -> None:
+    """Configs and tokenizers of a LLaVA-NeXT-7B with few layers; of weights, only CLIP's."""
+    make_demo_model(path, arch="llava-next", image_size=_TILE)
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    text = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+    vision["num_hidden_layers"] = text["num_hidden_layers"] = _LAYERS
+    _edit(path / "config.json", vision_config=vision, text_config=text)
+    _edit(path / "clip" / "config.json", vision_config=vision, projection_dim=768)
+    (path / "clip" / "model.safetensors").unlink()
+    CLIPModel(CLIPConfig.from_pretrained(path / "clip")).save_pretrained(path / "clip")
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
