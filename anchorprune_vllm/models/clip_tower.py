@@ -18,7 +18,7 @@ from anchorprune_vllm.models.pruned import PrunedModel
 from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams
-from anchorprune_vllm.signals.attention import tap_cls_attention
+from anchorprune_vllm.signals.attention import cls_attention, tap_attention
 from anchorprune_vllm.signals.clip import (
     ClipPair,
     ClipQueryTokenizer,
@@ -55,7 +55,7 @@ def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """
     last_layer = model.vision_tower.vision_model.encoder.layers[-1]
     attention = last_layer.self_attn.attn
-    with tap_cls_attention(attention) as taken:
+    with tap_attention(attention, _cls_attention) as taken:
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
     (importance,) = taken
     heads = model.config.vision_config.num_attention_heads
@@ -64,6 +64,11 @@ def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         importance = tensor_model_parallel_all_reduce(importance)
     # The tower may have dropped [CLS], the first token, from its output.
     return hidden, importance[:, -hidden.shape[1] :] / heads
+
+
+def _cls_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
+    # The heads are those of this rank.
+    return cls_attention(query, key, attention.num_heads, attention.scale)
 
 
 class ClipPruningProcessor(PruningProcessor):

@@ -7,12 +7,17 @@ no forward method is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Measure = Callable[[Tensor, Tensor, Any], Tensor]
+
+# Of the attention matrix at a time: 4 KiB per token, less than a tower's own activations.
+_BLOCK_ELEMENTS_PER_TOKEN = 1024
 
 
 def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> Tensor:
@@ -28,19 +33,42 @@ def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> T
     return logits.softmax(dim=-1).sum(dim=1)
 
 
-@contextmanager
-def tap_cls_attention(attention: nn.Module) -> Iterator[list[Tensor]]:
-    """While entered, the list given gets the `cls_attention` of each call of an attention module.
+def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
+    """How much attention each token gets from an average token of its segment, summed over heads.
 
-    The module is called with query and key as its first two arguments, [B, T, heads * head_size],
-    and has `num_heads` (those of this rank) and `scale`.
+    Tokens attend within segments, which lie one behind the other. Memory grows with the number of
+    tokens: rows of the attention matrix are made in blocks and added up.
+
+    query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
+    """
+    received = []
+    block_elements = _BLOCK_ELEMENTS_PER_TOKEN * len(key)
+    for q, k in zip(query.split(list(segments)), key.split(list(segments)), strict=True):
+        keys = k.permute(1, 2, 0).float()  # [H, D, T]
+        heads, _, tokens = keys.shape
+        total = keys.new_zeros(tokens)
+        for rows in q.split(max(1, block_elements // (heads * tokens))):
+            weights = torch.bmm(rows.transpose(0, 1).float() * scale, keys)  # [H, R, T]
+            weights.sub_(weights.amax(2, keepdim=True)).exp_()
+            # Dividing the rows by their sums and adding them up is one more product.
+            total += torch.bmm(weights.sum(2).reciprocal()[:, None], weights).sum((0, 1))
+        received.append(total / tokens)
+    return torch.cat(received)
+
+
+@contextmanager
+def tap_attention(attention: nn.Module, measure: Measure) -> Iterator[list[Tensor]]:
+    """While entered, the list given gets what `measure` makes of each call of an attention module.
+
+    `measure` is given query and key, as the module is, and the module itself.
     """
     taken: list[Tensor] = []
 
-    def take(module: Any, args: tuple[Tensor, ...]) -> None:
-        taken.append(cls_attention(args[0], args[1], module.num_heads, module.scale))
+    def take(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        query, key = args[:2] if args else (kwargs["query"], kwargs["key"])
+        taken.append(measure(query, key, module))
 
-    handle = attention.register_forward_pre_hook(take)
+    handle = attention.register_forward_pre_hook(take, with_kwargs=True)
     try:
         yield taken
     finally:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anchorprune_vllm.signals.attention import cls_attention, tap_cls_attention
+from anchorprune_vllm.signals import attention
+from anchorprune_vllm.signals.attention import cls_attention, received_attention, tap_attention
+from anchorprune_vllm.tools.bench_memory import _peak_bytes
 
 
 class Attention(nn.Module):
@@ -25,15 +29,57 @@ def test_equals_the_first_row_of_dense_attention(dtype: torch.dtype) -> None:
     torch.testing.assert_close(cls_attention(query, key, 4, 0.3), expected)
 
 
-def test_tap_records_while_entered_and_changes_nothing() -> None:
-    attention = Attention()
+def dense(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Attention matrices [H, T, T] of one segment, in float64."""
+    q, k = (x.double().transpose(0, 1) for x in (query, key))
+    return (q @ k.mT * scale).softmax(-1)
+
+
+@pytest.mark.parametrize("segments", [[1], [7], [30, 1, 12], [9] * 5])
+@pytest.mark.parametrize("block", [1, 3, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_received_equals_the_mean_of_dense_columns(
+    segments: list[int], block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_BLOCK_ELEMENTS_PER_TOKEN", block)
+    query, key = (3 * torch.randn(2, sum(segments), 4, 8)).to(dtype)
+    expected = [
+        dense(q, k, 0.3).mean(1).sum(0)
+        for q, k in zip(query.split(segments), key.split(segments), strict=True)
+    ]
+    received = received_attention(query, key, segments, 0.3)
+    torch.testing.assert_close(received, torch.cat(expected).float())
+    assert received.sum() == pytest.approx(4 * len(segments))
+
+
+def test_received_holds_no_matrix() -> None:
+    """Peak memory per token stays the same when there are four times as many."""
+    peaks = []
+    for tokens in (2048, 8192):
+        query, key = torch.randn(2, tokens, 2, 8)
+        call = partial(received_attention, query, key, [tokens], 0.3)
+        peaks.append(_peak_bytes(call) / tokens)
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
+    assert peaks[1] < 3 * 4 * attention._BLOCK_ELEMENTS_PER_TOKEN
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_tap_records_while_entered_and_changes_nothing(by_name: bool) -> None:
+    module = Attention()
     calls = [torch.randn(3, b, 5, 32).unbind() for b in (2, 1)]
-    attention(*calls[0])
-    with tap_cls_attention(attention) as taken:
-        for call in calls:
-            assert attention(*call) is call[2]
-    attention(*calls[0])
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return module(query=query, key=key, value=value) if by_name else module(query, key, value)
+
+    def measure(query: Tensor, key: Tensor, seen: Attention) -> Tensor:
+        return cls_attention(query, key, seen.num_heads, seen.scale)
+
+    call(*calls[0])
+    with tap_attention(module, measure) as taken:
+        for tensors in calls:
+            assert call(*tensors) is tensors[2]
+    call(*calls[0])
     assert [len(rows) for rows in taken] == [2, 1]
     for rows, (query, key, _) in zip(taken, calls, strict=True):
         assert torch.equal(rows, cls_attention(query, key, 4, 0.3))
-    assert not attention._forward_pre_hooks
+    assert not module._forward_pre_hooks

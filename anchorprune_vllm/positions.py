@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native positions: every token of a pruned prompt keeps the position it has in the unpruned one.
+
+They go the way of vLLM's M-RoPE models: one row of positions per channel for the whole prompt, made
+when the request arrives, and corrected by what the encoder's rows carry as they are used.
+
+Text is placed at once, as it depends on sizes alone. A media token waits for the encoder: until
+then it holds -1 - base, a negative number, where base is the first position of its item. So a token
+tells by itself whether it has been placed and what is missing, and placing is the same for whole
+items, chunks of them, items without a token between them, and a request that starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.channels import append_numbers, split_numbers
+
+_DIGITS = 3  # positions below 2 ** 24
+
+
+class MediaSpan(NamedTuple):
+    """One item in the prompt."""
+
+    offset: int
+    """Its first placeholder."""
+    kept: int
+    """Placeholders."""
+    extent: int
+    """Positions that it takes unpruned: text after it goes on at base + extent."""
+
+
+class MediaPositions(NamedTuple):
+    """Where the tokens of one item are, seen from its first position."""
+
+    relative: Tensor
+    """[N, C] int64."""
+    extent: int
+
+
+def prompt_positions(length: int, spans: Sequence[MediaSpan], channels: int) -> tuple[Tensor, int]:
+    """Positions of a prompt before its media are encoded, and what vLLM calls their delta.
+
+    Returns [channels, length], and one column more if the prompt ends in an item: the position of
+    the first answer token, which nothing else in the prompt tells then.
+    """
+    parts: list[Tensor] = []
+    at = position = 0
+    for span in sorted(spans):
+        text = span.offset - at
+        parts.append(torch.arange(position, position + text))
+        base = position + text
+        parts.append(torch.full((span.kept,), -1 - base))
+        position = base + span.extent
+        at = span.offset + span.kept
+    ends_in_media = bool(spans) and at == length
+    parts.append(torch.arange(position, position + length - at + ends_in_media))
+    positions = torch.cat(parts).expand(channels, -1).contiguous()
+    return positions, position + length - at - length
+
+
+def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:
+    """Rows [K, H] of an item with their positions [K, C] and its extent as channels behind them."""
+    relative = positions.relative.to(rows.device, non_blocking=True)
+    extent = torch.full((len(rows), 1), positions.extent, device=rows.device)
+    return append_numbers(rows, torch.cat([relative, extent], dim=1), _DIGITS)
+
+
+def place_media(
+    input_ids: Sequence[int] | Tensor,
+    media_tokens: Sequence[int],
+    rows: Sequence[Tensor],
+    positions: Tensor,
+    num_computed: int,
+) -> tuple[list[Tensor], Tensor, int]:
+    """Place the media tokens whose rows are used in this step.
+
+    Args:
+        input_ids: the whole prompt.
+        media_tokens: ids of placeholders.
+        rows: of `with_positions`, whole items or parts of them, in the order of the prompt from
+            `num_computed` on.
+        positions: of `prompt_positions`, or as this function left them. Changed in place.
+        num_computed: tokens of the prompt that earlier steps have computed.
+
+    Returns:
+        The rows without their channels, the positions, and the delta.
+    """
+    length = len(input_ids)
+    has_answer_column = positions.shape[1] > length
+    if not rows:
+        end = positions[0, -1] + (not has_answer_column)
+        return [], positions, int(end) - length
+
+    # 1. What the rows carry.
+    channels = len(positions)
+    split = [split_numbers(part, channels + 1, _DIGITS) for part in rows]
+    numbers = torch.cat([carried for _, carried in split]).to(positions.device)
+    relative, extent = numbers[:, :-1].T, numbers[:, -1]
+
+    # 2. The n-th row belongs to the n-th placeholder from `num_computed` on. A draft model's rows
+    #    begin one token later: then the rows meet tokens that are placed already, and stay so.
+    ids = torch.as_tensor(input_ids, device=positions.device)[num_computed:]
+    is_media = torch.isin(ids, torch.tensor(media_tokens, device=ids.device))
+    row = is_media.cumsum(0) - 1
+    row_here = row.clamp(0, len(extent) - 1)
+    now = positions[:, num_computed:length]
+    waits = is_media & (row < len(extent)) & (now[0] < 0)
+    now[:] = torch.where(waits, -1 - now + relative[:, row_here], now)
+
+    # 3. The answer goes on after the text, or after the extent of an item that ends the prompt.
+    last = positions[0, -1]
+    if has_answer_column:
+        end = last
+    else:
+        after_media = last - relative[0, row_here[-1]] + extent[row_here[-1]]
+        end = torch.where(is_media[-1], after_media, last + 1)
+    return [clean for clean, _ in split], positions, int(end) - length

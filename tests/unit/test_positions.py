@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions placed step by step equal those of the unpruned prompt, however the steps are cut."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from anchorprune_vllm.positions import (
+    MediaPositions,
+    MediaSpan,
+    place_media,
+    prompt_positions,
+    with_positions,
+)
+
+IMAGE, VIDEO, SIZE = 7, 8, 4
+
+
+@dataclass
+class Item:
+    """Media in a prompt: the kept ones of an unpruned layout of positions."""
+
+    token: int
+    relative: Tensor  # [K, C]
+    extent: int
+    offset: int = 0
+
+    def rows(self, dtype: torch.dtype) -> Tensor:
+        marks = torch.arange(len(self.relative))[:, None].expand(-1, SIZE)
+        return with_positions(marks.to(dtype), MediaPositions(self.relative, self.extent))
+
+
+@dataclass
+class Prompt:
+    """A prompt with the positions that each of its tokens must get."""
+
+    ids: list[int]
+    items: list[Item]
+    expected: list[list[int]]
+    after: int
+
+    @classmethod
+    def of(cls, parts: list[int | Item], channels: int) -> Prompt:
+        """Parts are numbers of text tokens, or items."""
+        ids: list[int] = []
+        expected: list[list[int]] = []
+        position = 0
+        for part in parts:
+            if isinstance(part, int):
+                ids += [1] * part
+                expected += [[position + i] * channels for i in range(part)]
+                position += part
+            else:
+                part.offset = len(ids)
+                ids += [part.token] * len(part.relative)
+                expected += (part.relative + position).tolist()
+                position += part.extent
+        items = [part for part in parts if isinstance(part, Item)]
+        return cls(ids, items, expected, position)
+
+    def spans(self) -> list[MediaSpan]:
+        return [MediaSpan(i.offset, len(i.relative), i.extent) for i in self.items]
+
+    def window(self, start: int, end: int, dtype: torch.dtype) -> list[Tensor]:
+        """Rows of the placeholders in [start, end), as vLLM's runner gathers them."""
+        parts = []
+        for item in self.items:
+            first = max(start - item.offset, 0)
+            last = min(end - item.offset, len(item.relative))
+            if first < last:
+                parts.append(item.rows(dtype)[first:last])
+        return parts
+
+
+def check_window(prompt: Prompt, positions: Tensor, start: int, end: int) -> None:
+    assert positions[:, start:end].T.tolist() == prompt.expected[start:end]
+
+
+@st.composite
+def prompts(draw: st.DrawFn, channels: int) -> Prompt:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    parts: list[int | Item] = []
+    for _ in range(draw(st.integers(1, 5))):
+        if rng.random() < 0.6:
+            parts.append(rng.randrange(1, 9))
+        else:
+            extent = rng.choice([1, 3, 30, 300, 70_000])
+            kept = rng.randrange(1, 9)
+            relative = torch.tensor(
+                [[rng.randrange(extent) for _ in range(channels)] for _ in range(kept)]
+            )
+            parts.append(Item(rng.choice([IMAGE, VIDEO]), relative, extent))
+    return Prompt.of(parts, channels)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_cut_gives_the_positions_of_the_unpruned_prompt(
+    channels: int, dtype: torch.dtype
+) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(prompts(channels), st.randoms())
+    def check(prompt: Prompt, rng: random.Random) -> None:
+        length = len(prompt.ids)
+        positions, delta = prompt_positions(length, prompt.spans(), channels)
+        assert delta == prompt.after - length
+        start = rng.randrange(length)  # a prefix hit, perhaps inside an item
+        restarts = rng.randrange(3)
+        while start < length:
+            end = min(length, start + rng.randrange(1, 12))
+            rows = prompt.window(start, end, dtype)
+            clean, positions, delta = place_media(
+                prompt.ids, [IMAGE, VIDEO], rows, positions, start
+            )
+            check_window(prompt, positions, start, end)
+            assert [len(part) for part in clean] == [len(part) for part in rows]
+            assert all(part.shape[1] == SIZE for part in clean)
+            if rng.random() < 0.5:  # a draft model looks one token further
+                ahead = prompt.window(start + 1, end + 1, dtype)
+                _, positions, delta = place_media(
+                    prompt.ids, [IMAGE, VIDEO], ahead, positions, start
+                )
+                check_window(prompt, positions, start, end)
+            start = end
+            if start == length and restarts:  # preempted: from some earlier token on
+                restarts -= 1
+                start = rng.randrange(length)
+        assert delta == prompt.after - length
+        # Decoding: nothing is placed, the delta stays.
+        assert place_media(prompt.ids, [IMAGE], [], positions, length)[2] == prompt.after - length
+
+    check()
+
+
+def test_the_second_runner_has_no_column_for_the_answer() -> None:
+    """It stores as many positions as tokens: the delta comes with the last row."""
+    item = Item(IMAGE, torch.tensor([[0], [5], [6]]), extent=40)
+    prompt = Prompt.of([4, item], channels=1)
+    positions, _ = prompt_positions(7, prompt.spans(), 1)
+    assert positions.shape == (1, 8)
+    stored = positions[:, :7].clone()
+    ids = torch.tensor(prompt.ids)
+    for start, end in ((0, 5), (5, 7)):
+        _, stored, delta = place_media(
+            ids, [IMAGE], prompt.window(start, end, torch.float32), stored, start
+        )
+    assert stored.T.tolist() == prompt.expected
+    assert delta == 44 - 7
+
+
+def test_text_alone() -> None:
+    positions, delta = prompt_positions(5, [], 3)
+    assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert delta == 0
+    assert place_media([1] * 5, [IMAGE], [], positions, 0)[1:] == (positions, 0)
+
+
+def test_placing_waits_for_no_device() -> None:
+    """On the meta device nothing has a value; only the delta may be read, and fails here."""
+    item = Item(IMAGE, torch.tensor([[0], [5]]), extent=9)
+    rows = [item.rows(torch.bfloat16).to("meta")]
+    positions = torch.empty(1, 6, dtype=torch.long, device="meta")
+    ids = torch.empty(6, dtype=torch.long, device="meta")
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        place_media(ids, [IMAGE], rows, positions, 2)
