@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args
 
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.query import SCOPES, Scope
@@ -21,6 +21,9 @@ CONFIG_KEY = "anchorprune"
 """Name of the dictionary on the HF config, and of the per-request override."""
 
 METHODS = ("anchorprune",)
+
+Positions = Literal["compact", "native"]
+POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 # Budget and query are in an item's identity by themselves; the cache's size decides nothing.
 _NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb")
@@ -39,6 +42,8 @@ class PruneConfig:
     patience: int = 3
     min_anchor: int | None = None
     max_anchor_ratio: float = 0.5
+    positions: Positions | None = None
+    """Default: the model's own way, `compact` for 1-D positions and `native` for M-RoPE."""
     feature_cache_mb: int = 256
 
     def __post_init__(self) -> None:
@@ -47,6 +52,8 @@ class PruneConfig:
             object.__setattr__(self, "video_budget", Budget.parse(self.video_budget))
         check_choice("method", self.method, METHODS)
         check_choice("query", self.query, SCOPES)
+        if self.positions is not None:
+            check_choice("positions", self.positions, POSITIONS)
         if self.text_encoder is not None and not (
             isinstance(self.text_encoder, str) and self.text_encoder
         ):

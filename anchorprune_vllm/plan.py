@@ -42,6 +42,10 @@ class MediaTokens(NamedTuple):
     def candidates(self) -> int:
         return sum(self.unit_sizes)
 
+    def are_all_kept(self, kept: int) -> bool:
+        """Whether the model's own unpruned path serves an item that may keep so many."""
+        return kept >= self.candidates
+
 
 @dataclass(frozen=True)
 class ItemPlan:
@@ -56,7 +60,7 @@ class ItemPlan:
     @property
     def keeps_all(self) -> bool:
         """The model's own unpruned path serves this item."""
-        return self.kept >= self.tokens.candidates
+        return self.tokens.are_all_kept(self.kept)
 
     @property
     def units(self) -> Tensor | None:

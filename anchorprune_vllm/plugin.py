@@ -41,4 +41,17 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
             "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
         )
-    model_class(model_config.architecture).check(model_config.hf_config, config)
+    if model_config.multimodal_config.is_multimodal_pruning_enabled():
+        raise ValueError(
+            "anchorprune: vLLM's own --video-pruning-rate and --anchorprune-budget both choose "
+            "visual tokens; give one of them"
+        )
+    served_by = model_class(model_config.architecture)
+    is_native = (config.positions or served_by.default_positions) == "native"
+    if is_native and engine_args.pipeline_parallel_size > 1:
+        # Of several stages only the first sees the media, and so learns their positions.
+        raise ValueError(
+            "anchorprune: native positions cannot be combined with pipeline parallelism; give "
+            f"--pipeline-parallel-size 1 instead of {engine_args.pipeline_parallel_size}"
+        )
+    served_by.check(model_config, config)

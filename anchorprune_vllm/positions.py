@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.channels import append_numbers, split_numbers
+from anchorprune_vllm.selection.host import to_device
 
 _DIGITS = 3  # positions below 2 ** 24
 
@@ -40,6 +41,15 @@ class MediaPositions(NamedTuple):
     relative: Tensor
     """[N, C] int64."""
     extent: int
+
+    @classmethod
+    def in_line(cls, tokens: int) -> MediaPositions:
+        """One channel, one position after the other."""
+        return cls(torch.arange(tokens)[:, None], tokens)
+
+    def of(self, indices: Tensor) -> MediaPositions:
+        """Those of some tokens, given by indices [K] on any device."""
+        return MediaPositions(to_device(self.relative, indices.device)[indices], self.extent)
 
 
 def prompt_positions(length: int, spans: Sequence[MediaSpan], channels: int) -> tuple[Tensor, int]:
@@ -65,7 +75,7 @@ def prompt_positions(length: int, spans: Sequence[MediaSpan], channels: int) -> 
 
 def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:
     """Rows [K, H] of an item with their positions [K, C] and its extent as channels behind them."""
-    relative = positions.relative.to(rows.device, non_blocking=True)
+    relative = to_device(positions.relative, rows.device)
     extent = torch.full((len(rows), 1), positions.extent, device=rows.device)
     return append_numbers(rows, torch.cat([relative, extent], dim=1), _DIGITS)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
-from vllm.multimodal.parse import EmbeddingItems, MultiModalDataItems
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
 from vllm.multimodal.processing import (
     BaseMultiModalProcessor,
     BaseProcessingInfo,
@@ -118,7 +118,7 @@ class PruningProcessor(BaseMultiModalProcessor):
 
         requests: dict[str, list[_Request]] = {}
         for modality, items in inputs.mm_data_items.items():
-            if isinstance(items, EmbeddingItems):
+            if isinstance(items, (EmbeddingItems, DictEmbeddingItems)):
                 continue  # the client's own embeddings: nothing to choose by, passed on as given
             found = words.get(modality, [])
             if query is not None and query not in SCOPES:
@@ -290,6 +290,15 @@ def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) 
         if not isinstance(content, PromptUpdateDetails):
             content = PromptUpdateDetails.from_seq(content)
         kept, tokens = read_counts(out_mm_kwargs[update.modality][item_idx][counts_field].data)
-        return content if kept >= tokens.candidates else replace(content, full=content.full[:kept])
+        if len(content.full) != tokens.unpruned:
+            # Rather than fewer or more placeholders than embeddings, which ends the engine.
+            raise ValueError(
+                f"anchorprune: vLLM and the model's own processor take this {update.modality} for "
+                f"one of {len(content.full)} and of {tokens.unpruned} tokens; give it as a PIL "
+                "image, or as an array [height, width, 3]"
+            )
+        if tokens.are_all_kept(kept):
+            return content
+        return replace(content, full=content.full[:kept])
 
     return replace(update, replacement=replacement)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 from anchorprune_vllm.plan import ItemPlan, MediaKey
+from anchorprune_vllm.positions import MediaPositions, with_positions
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 
 
@@ -36,6 +37,12 @@ class PrunableModel(Protocol):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Hidden features to language-model embeddings: [K, D] to [K, H]."""
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        """Native positions of an item's candidates, or of all its tokens if its plan keeps all.
+
+        None: positions are compact.
+        """
 
 
 class VisualPruner:
@@ -60,10 +67,11 @@ class VisualPruner:
             whole = [i for i in batch if plans[i].keeps_all]
             pruned = [i for i in batch if not plans[i].keeps_all]
             if whole:  # exactly as vLLM would: views of one batch
-                embedded.update(zip(whole, model.embed_whole(whole), strict=True))
+                for i, rows in zip(whole, model.embed_whole(whole), strict=True):
+                    positions = model.positions(i, plans[i])
+                    embedded[i] = rows if positions is None else with_positions(rows, positions)
             if pruned:
-                rows = self._embed_pruned(model, pruned, plans)
-                embedded.update(zip(pruned, rows, strict=True))
+                embedded.update(self._embed_pruned(model, pruned, plans))
         return [embedded[i] for i in range(len(plans))]
 
     def forget_media(self) -> None:
@@ -87,14 +95,21 @@ class VisualPruner:
 
     def _embed_pruned(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
-    ) -> Sequence[Tensor]:
+    ) -> dict[int, Tensor]:
         features, encoded = self._features(model, items, plans)
         candidates = self._signals.candidates(features, [plans[i] for i in items])
         kept = select_batch(candidates, self._params)
         rows = [f.hidden[k.indices] for f, k in zip(features, kept, strict=True)]
-        projected = model.project(torch.cat(rows))
-        # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
-        embeddings = [part.clone() for part in projected.split([len(row) for row in rows])]
+        projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
+        embeddings = {}
+        for i, part, tokens in zip(items, projected, kept, strict=True):
+            positions = model.positions(i, plans[i])
+            # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
+            embeddings[i] = (
+                part.clone()
+                if positions is None
+                else with_positions(part, positions.of(tokens.indices))
+            )
         # Only now: what the cache gave above are views of pages that this may overwrite.
         for media, media_features in encoded.items():
             self._cache.put(media, media_features)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-ARCHITECTURES = ("llava-1.5", "llava-next")
+ARCHITECTURES = ("llava-1.5", "llava-next", "qwen2.5-vl")
 
 
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory):
-    """arch -> directory of the model; its CLIP is in `clip`."""
+    """arch -> directory of the model; its CLIP, if any, is in `clip`."""
     from anchorprune_vllm.tools.demo_model import make_demo_model
 
     @cache

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from anchorprune_vllm.compat.cpu_model_runner import wrap_load_model
 from anchorprune_vllm.compat.engine_args import (
     wrap_add_cli_args,
     wrap_create_model_config,
@@ -30,6 +31,8 @@ class Patch:
     wrap: Callable[[Any], Any]
     why: str
     until: str
+    only_on_cpu: bool = False
+    """Not even looked at where vLLM runs on another platform."""
 
     def apply(self) -> None:
         """Idempotent; raises RuntimeError when vLLM no longer has the target."""
@@ -69,10 +72,22 @@ PATCHES = (
         "errors in them would only show in the worker",
         until="vLLM lets a general plugin check the model config",
     ),
+    Patch(
+        owner="vllm.v1.worker.cpu_model_runner:CPUModelRunner",
+        name="load_model",
+        wrap=wrap_load_model,
+        why="it overrides the GPU runner's `load_model` and leaves out the lines that look whether "
+        "the model's embeddings carry positions",
+        until="vLLM's CPU runner looks, as its GPU runners do",
+        only_on_cpu=True,
+    ),
 )
 
 
 def apply_patches() -> None:
     """Apply all patches; safe to call again."""
+    from vllm.platforms import current_platform
+
     for patch in PATCHES:
-        patch.apply()
+        if current_platform.is_cpu() or not patch.only_on_cpu:
+            patch.apply()

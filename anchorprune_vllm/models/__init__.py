@@ -7,6 +7,7 @@ from typing import Any
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava:PrunedLlava",
     "LlavaNextForConditionalGeneration": "anchorprune_vllm.models.llava_next:PrunedLlavaNext",
+    "Qwen2_5_VLForConditionalGeneration": "anchorprune_vllm.models.qwen2_5_vl:PrunedQwen",
 }
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""
 

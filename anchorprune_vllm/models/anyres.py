@@ -18,13 +18,16 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 
 
-def picture_patches(
+def patch_places(
     image_size: tuple[int, int],
     pinpoints: Sequence[Sequence[int]],
     tile_size: int,
     patch_size: int,
 ) -> Tensor:
-    """Mark the patches of base view and crops that show the picture: [1 + crops, patches] bool.
+    """Where each patch stands among the tokens of the unpruned picture; -1 in the padding.
+
+    There the base view comes first, then the picture row by row across the crops, with a newline
+    token behind each row.
 
     Args:
         image_size: height and width of the picture as it was given.
@@ -33,14 +36,20 @@ def picture_patches(
         patch_size: side of a patch, in pixels.
 
     Returns:
-        Base view first, then crops row by row; patches row by row in each. A CPU tensor.
+        [1 + crops, patches] int64: base view first, then crops row by row; patches row by row in
+        each. A CPU tensor.
     """
     side = tile_size // patch_size
     rows, columns = get_anyres_image_grid_shape(image_size, list(pinpoints), tile_size)
     number = torch.arange(rows * columns * side * side).view(rows, columns, side, side)
     # Patch numbers as they lie in the picture, and those left after unpadding.
     picture = number.transpose(1, 2).reshape(1, rows * side, columns * side)
-    left = unpad_image(picture, image_size)
-    crops = torch.zeros(rows * columns, side * side, dtype=torch.bool)
-    crops.view(-1)[left.flatten()] = True
-    return torch.cat([torch.ones(1, side * side, dtype=torch.bool), crops])
+    left = unpad_image(picture, image_size)[0]
+    height, width = left.shape
+    newlines = torch.arange(height)[:, None]
+    places = torch.full((1 + rows * columns, side * side), -1)
+    places[0] = torch.arange(side * side)
+    places[1:].view(-1)[left.flatten()] = (
+        side * side + newlines + torch.arange(height * width).view(height, width)
+    ).flatten()
+    return places

@@ -29,23 +29,33 @@ from anchorprune_vllm.signals.clip import (
 
 
 def text_encoder_of(hf_config: Any, config: PruneConfig) -> str:
-    """The CLIP checkpoint paired with the model's vision tower.
-
-    Raises ValueError if there is none, or the model takes from its tower what cannot be pruned.
-    """
+    """The CLIP checkpoint paired with the model's vision tower; ValueError if there is none."""
     vision_config = hf_config.vision_config
     if not isinstance(vision_config, CLIPVisionConfig):
         raise ValueError(
             f"anchorprune: this model's vision tower is a {vision_config.model_type!r}; pruning of "
             f"{hf_config.model_type!r} models needs a CLIP tower ('clip_vision_model')"
         )
-    layer = hf_config.vision_feature_layer
-    if not isinstance(layer, int):
-        raise ValueError(
-            f"anchorprune: this model joins several layers of its vision tower "
-            f"(vision_feature_layer {layer}); pruning needs a single one"
-        )
     return find_text_encoder(vision_config, config.text_encoder)
+
+
+def _use_native_positions(text_config: Any) -> None:
+    """Give a language model with ordinary rotary positions vLLM's M-RoPE, of one channel.
+
+    With one channel that is the same rotation; and vLLM keeps positions per request.
+    """
+    rope = text_config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        raise ValueError(
+            f"anchorprune: positions 'native' need plain rotary embeddings, this model's are "
+            f"{kind!r}; leave positions out or choose 'compact'"
+        )
+    head_size = getattr(text_config, "head_dim", None) or (
+        text_config.hidden_size // text_config.num_attention_heads
+    )
+    rotary_size = int(head_size * rope.get("partial_rotary_factor", 1.0))
+    text_config.rope_parameters = {**rope, "mrope_section": [rotary_size // 2]}
 
 
 def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,8 +98,19 @@ class ClipPrunedModel(PrunedModel):
     """Mixin: list it before the vLLM model that it extends."""
 
     @classmethod
-    def check(cls, hf_config: Any, config: PruneConfig) -> None:
-        check_files(text_encoder_of(hf_config, config))
+    def check(cls, model_config: Any, config: PruneConfig) -> None:
+        layer = model_config.hf_config.vision_feature_layer
+        if not isinstance(layer, int):
+            raise ValueError(
+                f"anchorprune: this model takes a list of layers from its vision tower "
+                f"(vision_feature_layer {layer}); pruning needs a single number"
+            )
+        check_files(text_encoder_of(model_config.hf_config, config))
+        if config.positions == "native":
+            _use_native_positions(model_config.hf_config.get_text_config())
+
+    def _media_token_ids(self) -> list[int]:
+        return [self.config.image_token_index]  # type: ignore[attr-defined]
 
     def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
         model_config = vllm_config.model_config

@@ -18,11 +18,12 @@ from vllm.multimodal.parse import MultiModalDataItems
 
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.clip_tower import ClipPrunedModel, ClipPruningProcessor, encode_tiles
-from anchorprune_vllm.models.pruned import UnprunedInfo, prunes_with
-from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.positions import MediaPositions
 
 
-class PrunedLlavaInfo(UnprunedInfo, LlavaProcessingInfo):
+class PrunedLlavaInfo(LargestItemInfo, LlavaProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 
@@ -40,7 +41,7 @@ class PrunedLlavaProcessor(ClipPruningProcessor, LlavaMultiModalProcessor):
 class _Images:
     """One call's images, as the pruner asks for them."""
 
-    def __init__(self, model: LlavaForConditionalGeneration, pixel_values: Tensor) -> None:
+    def __init__(self, model: PrunedLlava, pixel_values: Tensor) -> None:
         self._model = model
         self._pixel_values = pixel_values
         self.project = model.multi_modal_projector
@@ -54,6 +55,11 @@ class _Images:
             self._model, pixel_values=self._pixels(items)
         )
 
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        if not self._model._native_positions:
+            return None
+        return MediaPositions.in_line(plan.tokens.unpruned)
+
     def _pixels(self, items: list[int]) -> Tensor:
         if len(items) == len(self._pixel_values):
             return self._pixel_values
@@ -65,5 +71,5 @@ class _Images:
 class PrunedLlava(ClipPrunedModel, LlavaForConditionalGeneration):
     """vLLM's LLaVA, pruned when the HF config carries a budget."""
 
-    def _images(self, **kwargs: Any) -> _Images:
+    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Images:
         return _Images(self, self._parse_and_validate_image_input(**kwargs)["pixel_values"])

@@ -23,25 +23,27 @@ from vllm.multimodal.parse import MultiModalDataItems
 
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.models.anyres import picture_patches
+from anchorprune_vllm.models.anyres import patch_places
 from anchorprune_vllm.models.clip_tower import ClipPrunedModel, ClipPruningProcessor, encode_tiles
-from anchorprune_vllm.models.pruned import UnprunedInfo, prunes_with
-from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.positions import MediaPositions
+from anchorprune_vllm.selection.host import to_device
 
 
-def candidate_patches(hf_config: Any, image_size: Tensor) -> Tensor:
-    """Patches that can be kept: [units, patches] bool. Processor and model both count with this.
+def places_of(hf_config: Any, image_size: Tensor) -> Tensor:
+    """`patch_places` of an image: [units, patches]. Processor and model both count with this.
 
     image_size: [2], height and width, a CPU tensor.
     """
     height, width = image_size.tolist()
     vision = hf_config.vision_config
-    return picture_patches(
+    return patch_places(
         (height, width), hf_config.image_grid_pinpoints, vision.image_size, vision.patch_size
     )
 
 
-class PrunedLlavaNextInfo(UnprunedInfo, LlavaNextProcessingInfo):
+class PrunedLlavaNextInfo(LargestItemInfo, LlavaNextProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 
@@ -56,7 +58,7 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
 
     def _count_image(self, image_size: Tensor) -> MediaTokens:
         height, width = image_size.tolist()
-        candidates = candidate_patches(self.info.get_hf_config(), image_size)
+        candidates = places_of(self.info.get_hf_config(), image_size) >= 0
         return MediaTokens(
             unpruned=self.info.get_num_image_tokens(image_width=width, image_height=height),
             unit_sizes=tuple(candidates.sum(dim=1).tolist()),
@@ -66,24 +68,27 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
 class _Images:
     """One call's images, as the pruner asks for them."""
 
-    def __init__(
-        self, model: LlavaNextForConditionalGeneration, images: LlavaNextImagePixelInputs
-    ) -> None:
+    def __init__(self, model: PrunedLlavaNext, images: LlavaNextImagePixelInputs) -> None:
         self._model = model
         self._tiles = images["pixel_values"]
         self._sizes = images["image_sizes"]
         self.project = model.multi_modal_projector
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        candidates = [candidate_patches(self._model.config, self._sizes[i]) for i in items]
+        candidates = [self._places(i) >= 0 for i in items]
         # An image processed beside a larger one carries empty tiles behind its own.
         units = [len(patches) for patches in candidates]
         tiles = [self._tiles[i][:count] for i, count in zip(items, units, strict=True)]
         hidden, importance = encode_tiles(self._model, torch.cat(tiles))
+        # One index for all images. Of numbers: a mask would have to be counted on the device first.
+        index = to_device(torch.cat(candidates).flatten().nonzero().squeeze(1), hidden.device)
+        sizes = [int(patches.sum()) for patches in candidates]
         return [
-            MediaFeatures(_take(item_hidden, patches), _take(item_importance, patches))
-            for item_hidden, item_importance, patches in zip(
-                hidden.split(units), importance.split(units), candidates, strict=True
+            MediaFeatures(*item)
+            for item in zip(
+                hidden.flatten(0, 1)[index].split(sizes),
+                importance.flatten()[index].split(sizes),
+                strict=True,
             )
         ]
 
@@ -94,15 +99,16 @@ class _Images:
             image_sizes=torch.stack([self._sizes[i] for i in items]),
         )
 
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        if not self._model._native_positions:
+            return None
+        if plan.keeps_all:
+            return MediaPositions.in_line(plan.tokens.unpruned)
+        places = self._places(item)
+        return MediaPositions(places[places >= 0][:, None], plan.tokens.unpruned)
 
-def _take(values: Tensor, patches: Tensor) -> Tensor:
-    """The marked ones of [units, patches, ...] on any device, marked on the CPU: [N, ...]."""
-    values = values.flatten(0, 1)
-    if bool(patches.all()):
-        return values
-    # Numbers, not the mask: a device would have to count that first, and the host to wait.
-    index = patches.flatten().nonzero().squeeze(1)
-    return values[index.to(values.device, non_blocking=True)]
+    def _places(self, item: int) -> Tensor:
+        return places_of(self._model.config, self._sizes[item])
 
 
 @prunes_with(PrunedLlavaNextProcessor, PrunedLlavaNextInfo)
@@ -110,14 +116,14 @@ class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
     """vLLM's LLaVA-NeXT, pruned when the HF config carries a budget."""
 
     @classmethod
-    def check(cls, hf_config: Any, config: PruneConfig) -> None:
-        strategy = hf_config.vision_feature_select_strategy
+    def check(cls, model_config: Any, config: PruneConfig) -> None:
+        strategy = model_config.hf_config.vision_feature_select_strategy
         if strategy != "default":
             raise ValueError(
                 f"anchorprune: this LLaVA-NeXT has vision_feature_select_strategy {strategy!r}; "
                 "only 'default' (patches without the class token) can be served"
             )
-        super().check(hf_config, config)
+        super().check(model_config, config)
 
-    def _images(self, **kwargs: Any) -> _Images:
+    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Images:
         return _Images(self, self._parse_and_validate_image_input(**kwargs))

@@ -14,10 +14,18 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 
-from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.plan import pop_plans
+from anchorprune_vllm.config import Positions, PruneConfig
+from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
+from anchorprune_vllm.positions import (
+    MediaPositions,
+    MediaSpan,
+    place_media,
+    prompt_positions,
+    with_positions,
+)
 from anchorprune_vllm.processor import PruningProcessor, refuse_overrides
 from anchorprune_vllm.pruner import PrunableModel, VisualPruner
 
@@ -35,7 +43,7 @@ def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[
             return (info if is_on else plain.info)(ctx)
 
         def make_processor(made_info: Any, dummy_inputs: Any) -> BaseMultiModalProcessor:
-            if isinstance(made_info, info):
+            if PruneConfig.of_model(made_info.get_hf_config()) is not None:
                 return processor(made_info, dummy_inputs)
             return refuse_overrides(plain.processor(made_info, dummy_inputs))
 
@@ -47,7 +55,7 @@ def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[
     return decorate
 
 
-class UnprunedInfo:
+class LargestItemInfo:
     """Mixin over a vLLM processing info: tells the largest item that a request may ask for."""
 
     def get_mm_max_tokens_per_item(
@@ -57,20 +65,36 @@ class UnprunedInfo:
 
 
 class PrunedModel:
-    """Mixin: list it before the vLLM model that it extends."""
+    """Mixin: list it before the vLLM model that it extends.
+
+    With native positions the model goes vLLM's way for M-RoPE models that prune (its interfaces
+    `SupportsMRoPE` and `SupportsMultiModalPruning`).
+    """
+
+    modalities: tuple[str, ...] = ("image",)
+    default_positions: Positions = "compact"
+    position_channels = 1
+    supports_mrope = True  # asked only where the config says that the model uses it
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         model_config = vllm_config.model_config
         config = PruneConfig.of_model(model_config.hf_config)
-        has_images = model_config.multimodal_config.get_limit_per_prompt("image") > 0
         self._pruner: VisualPruner | None = None
-        if config is not None and has_images and get_pp_group().is_first_rank:
+        self._native_positions = False
+        if config is None:
+            return
+        if (config.positions or self.default_positions) == "native":
+            self._native_positions = self.supports_multimodal_pruning = True
+            # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
+            model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
+        limit = model_config.multimodal_config.get_limit_per_prompt
+        if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:
             self._pruner = self._make_pruner(config, vllm_config)
 
     @classmethod
     @abstractmethod
-    def check(cls, hf_config: Any, config: PruneConfig) -> None:
+    def check(cls, model_config: Any, config: PruneConfig) -> None:
         """Raise ValueError, before anything is loaded, if this checkpoint cannot be pruned."""
 
     @abstractmethod
@@ -78,16 +102,71 @@ class PrunedModel:
         """The pruner with this model's signals."""
 
     @abstractmethod
-    def _images(self, **kwargs: Any) -> PrunableModel:
-        """One call's images, as the pruner asks for them."""
+    def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
+        """One call's items of a modality, as the pruner asks for them."""
+
+    @abstractmethod
+    def _media_token_ids(self) -> list[int]:
+        """Ids of the placeholders."""
+
+    def _extent(self, feature: MultiModalFeatureSpec) -> int:
+        """Positions that an item of a request takes unpruned."""
+        counts = feature.data.get(PlanFields.of(feature.modality).counts)
+        if counts is None:  # the client's own embeddings
+            return feature.mm_position.length
+        return read_counts(counts.data)[1].unpruned
+
+    def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
+        """Of items that the pruner has not seen."""
+        return [MediaPositions.in_line(len(rows)) for rows in embeddings]
 
     def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
-        plans = pop_plans("image", kwargs)
-        if plans is None or self._pruner is None:
-            return super().embed_multimodal(**kwargs)  # type: ignore[misc]
-        return self._pruner.embed(self._images(**kwargs), plans)
+        if self._pruner is not None:
+            for modality in self.modalities:  # vLLM batches items of one modality at a time
+                plans = pop_plans(modality, kwargs)
+                if plans is not None:
+                    return self._pruner.embed(self._media(modality, kwargs), plans)
+        embeddings = super().embed_multimodal(**kwargs)  # type: ignore[misc]
+        if self._native_positions:  # the client's own embeddings, or vLLM's way
+            positions = self._given_positions(embeddings, **kwargs)
+            return [with_positions(*item) for item in zip(embeddings, positions, strict=True)]
+        return embeddings
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         if self._pruner is not None:
             self._pruner.forget_media()
         return super().load_weights(weights)  # type: ignore[misc]
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[Tensor, int]:
+        if not self._native_positions:
+            return super().get_mrope_input_positions(input_tokens, mm_features)  # type: ignore[misc]
+        spans = [
+            MediaSpan(item.mm_position.offset, item.mm_position.length, self._extent(item))
+            for item in mm_features
+        ]
+        return prompt_positions(len(input_tokens), spans, self.position_channels)
+
+    def recompute_mrope_positions(
+        self,
+        input_ids: list[int] | Tensor,
+        multimodal_embeddings: Sequence[Tensor],
+        mrope_positions: Tensor,
+        num_computed_tokens: int,
+    ) -> tuple[Sequence[Tensor], Tensor, int]:
+        if not self._native_positions:
+            return super().recompute_mrope_positions(  # type: ignore[misc]
+                input_ids, multimodal_embeddings, mrope_positions, num_computed_tokens
+            )
+        return place_media(
+            input_ids,
+            self._media_token_ids(),
+            multimodal_embeddings,
+            mrope_positions,
+            num_computed_tokens,
+        )
+
+
+def _yes() -> bool:
+    return True

@@ -14,7 +14,11 @@ def reads_are_free(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def to_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """An int64 tensor of numbers the host knows; pinned, as a copy from pageable memory waits."""
-    staged = torch.tensor(numbers, pin_memory=device.type == "cuda")
+def to_device(
+    numbers: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: torch.device
+) -> Tensor:
+    """Numbers that the host knows, on a device; pinned, as a copy from pageable memory waits."""
+    staged = torch.as_tensor(numbers)
+    if device.type == "cuda":
+        staged = staged.pin_memory()
     return staged.to(device, non_blocking=True)

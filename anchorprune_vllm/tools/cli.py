@@ -38,14 +38,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     arch: dict[str, Any] = {
-        "choices": ("llava-1.5", "llava-next"),
+        "choices": ("llava-1.5", "llava-next", "qwen2.5-vl"),
         "default": "llava-1.5",
         "help": "architecture of the tiny model (default: llava-1.5)",
     }
     model = commands.add_parser(
         "demo-model",
-        help="make a tiny model with its paired CLIP",
-        description="Make a tiny checkpoint with random weights in DIR, and its paired CLIP in "
+        help="make a tiny model, LLaVA with its paired CLIP",
+        description="Make a tiny checkpoint with random weights in DIR, and LLaVA's paired CLIP in "
         "DIR/clip, in the hub's file format. Takes seconds.",
     )
     model.add_argument("directory", type=Path, metavar="DIR")

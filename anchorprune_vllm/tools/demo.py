@@ -47,9 +47,10 @@ def run_demo(
     model = directory / arch
     make_demo_model(model, arch=arch)
     console.print(f"[bold]Model[/bold]   {describe(model)} (random weights: answers mean nothing)")
+    clip = model / "clip"
     flags = [
         *("--anchorprune-budget", server_budget),
-        *("--anchorprune-text-encoder", str(model / "clip")),
+        *(["--anchorprune-text-encoder", str(clip)] if clip.exists() else []),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32"),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--enforce-eager"),

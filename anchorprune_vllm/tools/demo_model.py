@@ -11,22 +11,28 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from anchorprune_vllm.tools.demo_llava import PATCH, write_llava, write_llava_next
+from anchorprune_vllm.tools.demo_qwen import TOKEN, write_qwen2_5_vl
 from anchorprune_vllm.tools.demo_weights import Config
 
 _RECIPE = 1  # raise it when the same parameters begin to give other bytes
 _RECORD = "demo_model.json"
 
-ARCHITECTURES = {"llava-1.5": write_llava, "llava-next": write_llava_next}
+ARCHITECTURES = {
+    "llava-1.5": write_llava,
+    "llava-next": write_llava_next,
+    "qwen2.5-vl": write_qwen2_5_vl,
+}
 
 
 def make_demo_model(
     directory: Path, *, arch: str = "llava-1.5", seed: int = 0, image_size: int = 168
 ) -> None:
-    """Write a model to `directory` and its CLIP to `directory/clip`, unless they are there.
+    """Write a model to `directory` and a LLaVA's CLIP to `directory/clip`, unless they are there.
 
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
-    visual tokens. Answers are words and end only at `max_tokens`. The model appears under its name
-    when it is complete, not before. Raises ValueError rather than overwrite anything.
+    visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
+    Answers are words and end only at `max_tokens`. The model appears under its name when it is
+    complete, not before. Raises ValueError rather than overwrite anything.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch is {arch!r}: give one of {', '.join(ARCHITECTURES)}")
@@ -52,20 +58,32 @@ def make_demo_model(
 def describe(directory: Path) -> str:
     """One line: architecture, visual tokens per image, parameters, size on disk."""
     directory = Path(directory)
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    model, clip = (
-        sum(weight.numel() for weight in load_file(path / "model.safetensors").values()) / 1e6
-        for path in (directory, directory / "clip")
+    config = _read_json(directory / "config.json")
+    clip = directory / "clip"
+    clip_parameters = f" (and CLIP's {_parameters(clip):.2f} M)" if clip.exists() else ""
+    return (
+        f"{config['architectures'][0]}: {_visual_tokens(directory, config)}, "
+        f"{_parameters(directory):.2f} M parameters{clip_parameters}, "
+        f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
     )
+
+
+def _visual_tokens(directory: Path, config: Config) -> str:
+    if config["model_type"] == "qwen2_5_vl":
+        sizes = _read_json(directory / "preprocessor_config.json")
+        least, most = (sizes[name] // TOKEN**2 for name in ("min_pixels", "max_pixels"))
+        return f"{least} visual tokens per small image, up to {most} per large one"
     tile = config["vision_config"]["image_size"]
     pinpoints = config.get("image_grid_pinpoints", [])
     crops = max((height * width // tile**2 for height, width in pinpoints), default=0)
     tiles = f" tile, a base view and up to {crops} crops" if crops else " image"
-    return (
-        f"{config['architectures'][0]}: {config['image_seq_length']} visual tokens per{tiles}, "
-        f"{model:.2f} M parameters (and CLIP's {clip:.2f} M), "
-        f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
-    )
+    return f"{config['image_seq_length']} visual tokens per{tiles}"
+
+
+def _parameters(directory: Path) -> float:
+    """In millions."""
+    weights = load_file(directory / "model.safetensors").values()
+    return sum(weight.numel() for weight in weights) / 1e6
 
 
 def _is_complete(directory: Path, wanted: Config) -> bool:
@@ -81,7 +99,7 @@ def _is_complete(directory: Path, wanted: Config) -> bool:
     if _RECORD not in found:
         shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise ValueError(f"{directory} is not a demo model, it holds {shown}: {remedy}")
-    record = json.loads((directory / _RECORD).read_text(encoding="utf-8"))
+    record = _read_json(directory / _RECORD)
     expected, present = record.pop("files"), _file_sizes(directory)
     if record != wanted:
         raise ValueError(f"{directory} is a demo model of {record}, not of {wanted}: {remedy}")
@@ -89,6 +107,11 @@ def _is_complete(directory: Path, wanted: Config) -> bool:
     if damaged:
         raise ValueError(f"{directory}: {', '.join(damaged)} missing or changed: {remedy}")
     return True
+
+
+def _read_json(path: Path) -> Config:
+    content: Config = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers of the demo models: the pipelines of Llama and CLIP, with a small vocabulary."""
+"""Tokenizers of the demo models: the pipelines of Llama, CLIP and Qwen, with a small vocabulary."""
 
 import json
 from collections.abc import Iterable
@@ -23,6 +23,7 @@ man woman boy girl child person people hand head face eye hair standing sitting 
 holding looking eating playing wearing riding sleeping see show tell describe count read name say
 """
 _PROMPT_WORDS = "USER ASSISTANT What Which Who Where When Why How Is Are Does Describe Read"
+_CHAT_WORDS = "system user assistant You helpful"
 
 
 def _learn_merges(words: list[str], suffix: str = "") -> list[tuple[str, str]]:
@@ -84,4 +85,23 @@ def make_clip_tokenizer() -> Tokenizer:
         (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (start, end)])
+    return tokenizer
+
+
+def make_qwen_tokenizer(specials: list[str]) -> Tokenizer:
+    """Qwen2's pipeline: bytes, `Ġ` for a space before a word, nothing put before or after."""
+    first_words = (_PROMPT_WORDS + " " + _CHAT_WORDS).split()
+    merges = _learn_merges(["Ġ" + word for word in WORDS.split() + first_words] + first_words)
+    ids = _number(sorted(splitters.ByteLevel.alphabet()), (a + b for a, b in merges))
+    tokenizer = Tokenizer(models.BPE(ids, merges))
+    tokenizer.normalizer = normalizers.NFC()
+    word = Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = splitters.Split(word, behavior="isolated")
+    to_bytes = splitters.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = splitters.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
     return tokenizer

@@ -92,22 +92,58 @@ def projector(draw: RandomWeights, config: Config) -> Weights:
     }
 
 
-def language_model(draw: RandomWeights, config: Config, tokenizer: Tokenizer) -> Weights:
-    """It answers in words: the head's other rows are zero, and zero is never the highest."""
+def qwen_vision_tower(draw: RandomWeights, config: Config) -> Weights:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    words = [tokenizer.token_to_id("▁" + word) for word in WORDS.split()]
+    patch, frames = config["patch_size"], config["temporal_patch_size"]
+    merged, out = hidden * config["spatial_merge_size"] ** 2, config["out_hidden_size"]
+    weights = {
+        "visual.patch_embed.proj.weight": draw.table(hidden, 3, frames, patch, patch, scale=0.03),
+        **draw.norm("visual.merger.ln_q", hidden),
+        **draw.linear("visual.merger.mlp.0", merged, merged, bias=0.1),
+        # A bias, the same for all tokens, brings cosine distances down to around tau.
+        **draw.linear("visual.merger.mlp.2", out, merged, bias=0.5),
+    }
+    for i in range(config["depth"]):
+        block = f"visual.blocks.{i}"
+        # All queries share the bias: so they agree on the patches they look at.
+        weights |= draw.linear(f"{block}.attn.qkv", 3 * hidden, hidden, 2.5, bias=1.5)
+        weights |= draw.linear(f"{block}.attn.proj", hidden, hidden, bias=0.1)
+        weights |= draw.linear(f"{block}.mlp.gate_proj", inner, hidden, bias=0.1)
+        weights |= draw.linear(f"{block}.mlp.up_proj", inner, hidden, bias=0.1)
+        weights |= draw.linear(f"{block}.mlp.down_proj", hidden, inner, bias=0.1)
+        weights |= draw.norm(f"{block}.norm1", hidden)
+        weights |= draw.norm(f"{block}.norm2", hidden)
+    return weights
+
+
+def language_model(
+    draw: RandomWeights,
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    prefix: str = "language_model.",
+    space: str = "▁",
+    qkv_bias: float = 0,
+) -> Weights:
+    """It answers in words: the head's other rows are zero, and zero is never the highest.
+
+    `space` is what the tokenizer makes of the space before a word.
+    """
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    words = [tokenizer.token_to_id(space + word) for word in WORDS.split()]
     head = torch.zeros(config["vocab_size"], hidden)
     head[words] = draw.table(len(words), hidden, scale=3 * hidden**-0.5)
     weights = {
-        "language_model.lm_head.weight": head,
-        "language_model.model.embed_tokens.weight": draw.table(config["vocab_size"], hidden),
-        **draw.norm("language_model.model.norm", hidden),
+        f"{prefix}lm_head.weight": head,
+        f"{prefix}model.embed_tokens.weight": draw.table(config["vocab_size"], hidden),
+        **draw.norm(f"{prefix}model.norm", hidden),
     }
     for i in range(config["num_hidden_layers"]):
-        layer = f"language_model.model.layers.{i}"
+        layer = f"{prefix}model.layers.{i}"
         # So sharp an attention that single patches and words decide; below 2, answers repeat.
-        for name, gain in {"q_proj": 2.5, "k_proj": 2.5, "v_proj": 1.5, "o_proj": 1.5}.items():
-            weights |= draw.linear(f"{layer}.self_attn.{name}", hidden, hidden, gain)
+        for name, gain in {"q_proj": 2.5, "k_proj": 2.5, "v_proj": 1.5}.items():
+            weights |= draw.linear(f"{layer}.self_attn.{name}", hidden, hidden, gain, qkv_bias)
+        weights |= draw.linear(f"{layer}.self_attn.o_proj", hidden, hidden, 1.5)
         weights |= draw.linear(f"{layer}.mlp.gate_proj", inner, hidden)
         weights |= draw.linear(f"{layer}.mlp.up_proj", inner, hidden)
         weights |= draw.linear(f"{layer}.mlp.down_proj", hidden, inner)

@@ -32,23 +32,28 @@ def one_rank(scratch: Path) -> Iterator[None]:
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{scratch / 'rendezvous'}", 0, "gloo")
         initialize_model_parallel()
-    yield
-    cleanup_dist_env_and_memory()
+    try:
+        yield
+    finally:
+        cleanup_dist_env_and_memory()
 
 
 class LocalModel:
-    """A pruned model with its CLIP in `path/clip`, loaded, and its processor.
+    """A pruned model, its CLIP in `path/clip` if it has one, loaded, and its processor.
 
     To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:
         anchorprune_vllm.register()
-        prune = {"budget": 16, "text_encoder": str(path / "clip"), "feature_cache_mb": 8}
+        prune: dict[str, Any] = {"budget": 16, "feature_cache_mb": 8}
+        if (path / "clip").exists():
+            prune["text_encoder"] = str(path / "clip")
         defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
         config = EngineArgs(
             model=str(path), hf_overrides={"anchorprune": prune}, **{**defaults, **options}
         ).create_engine_config()
+        self._device = config.device_config.device
         self.processor = MULTIMODAL_REGISTRY.create_processor(config.model_config)
         # vLLM's CPU worker does the same to torch, but for the whole process.
         with set_current_vllm_config(config), patch("torch.accelerator.empty_cache"):
@@ -68,7 +73,7 @@ class LocalModel:
         items = [("image", item) for out in processed for item in out["mm_kwargs"]["image"]]
         return [
             rows
-            for _, _, kwargs in group_and_batch_mm_kwargs(items)
+            for _, _, kwargs in group_and_batch_mm_kwargs(items, device=self._device)
             for rows in self.model.embed_multimodal(**kwargs)
         ]
 

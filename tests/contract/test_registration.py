@@ -8,11 +8,10 @@ from importlib.metadata import entry_points
 
 import pytest
 from vllm import ModelRegistry
-from vllm.engine.arg_utils import EngineArgs
 
 import anchorprune_vllm
 from anchorprune_vllm.compat import PATCHES, Patch
-from anchorprune_vllm.models import ARCHITECTURES
+from anchorprune_vllm.models import ARCHITECTURES, model_class
 
 
 def test_entry_point() -> None:
@@ -23,8 +22,7 @@ def test_entry_point() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_model_is_registered_with_a_processor_of_its_own(architecture: str) -> None:
     anchorprune_vllm.register()
-    module, name = ARCHITECTURES[architecture].split(":")
-    model = getattr(importlib.import_module(module), name)
+    model = model_class(architecture)
     assert ModelRegistry.models[architecture].load_model_cls() is model
     # A subclass silently inherits its parent's processor otherwise.
     assert "_processor_factory" in vars(model)
@@ -32,9 +30,14 @@ def test_model_is_registered_with_a_processor_of_its_own(architecture: str) -> N
 
 def test_registering_twice_patches_once() -> None:
     anchorprune_vllm.register()
-    once = {patch.name: vars(EngineArgs)[patch.name] for patch in PATCHES}
+    once = {patch.name: patched(patch) for patch in PATCHES}
     anchorprune_vllm.register()
-    assert {patch.name: vars(EngineArgs)[patch.name] for patch in PATCHES} == once
+    assert {patch.name: patched(patch) for patch in PATCHES} == once
+
+
+def patched(patch: Patch) -> object:
+    module, owner = patch.owner.split(":")
+    return vars(getattr(importlib.import_module(module), owner))[patch.name]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm import LLM
 
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import make_engine, watch
+from tests.support.plain_vllm import mixed_requests
+from tests.support.seen_positions import watch_positions
 
 # Functions are sent to the workers, to look into them.
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -27,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def pruned(any_model: Path) -> Iterator[LLM]:
-    """Budget 16, all caches on, an encoder budget of a few images."""
-    with make_engine(any_model, 16, max_num_batched_tokens=512) as llm:
+def pruned(any_model: Path, plain_vllm: object) -> Iterator[LLM]:
+    """Budget 16, all caches on, prompts computed 64 tokens at a time."""
+    with make_engine(any_model, 16, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
 
@@ -37,15 +40,25 @@ def pruned(any_model: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def plugin_off(any_model: Path) -> Iterator[LLM]:
     """The plugin is loaded, no budget is given."""
-    with make_engine(any_model, None, max_num_batched_tokens=512) as llm:
+    with make_engine(any_model, None, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
 
 
 @pytest.fixture(scope="session")
-def chunked(any_model: Path) -> Iterator[LLM]:
-    """Prompts are computed 48 tokens at a time."""
-    with make_engine(any_model, 100, max_num_batched_tokens=48, max_num_seqs=8) as llm:
+def native(any_model: Path) -> Iterator[LLM]:
+    """Native positions, prompts computed 48 tokens at a time, KV cache for 20 blocks of 32."""
+    with make_engine(
+        any_model,
+        16,
+        settings={"positions": "native"},
+        max_num_batched_tokens=48,
+        max_num_seqs=48,
+        max_model_len=512,
+        num_gpu_blocks_override=20,
+    ) as llm:
+        watch(llm)
+        watch_positions(llm)
         yield llm
 
 
@@ -59,26 +72,41 @@ def tensor_parallel(any_model: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="session")
-def plain_answers(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """Answers of vLLM without the plugin to `mixed_requests()`."""
+def mixed(any_model: Path) -> list[dict[str, Any]]:
+    """Requests of all kinds, to which vLLM without the plugin gives `plain_answers`."""
+    return mixed_requests(any_model)
+
+
+@pytest.fixture(scope="session")
+def plain_vllm(
+    any_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """vLLM without the plugin, at work in a process of its own: this one has loaded the plugin."""
     out = tmp_path_factory.mktemp("plain") / "answers.json"
-    # A process of its own: this one has loaded the plugin.
-    subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.support.plain_vllm", str(any_model), str(out)],
         env={**os.environ, "VLLM_PLUGINS": ""},
         cwd=Path(__file__).parents[2],
-        check=True,
-    )
+    ) as process:
+        yield process, out
+
+
+@pytest.fixture(scope="session")
+def plain_answers(plain_vllm: tuple[subprocess.Popen[bytes], Path]) -> list[list[int]]:
+    """Answers of vLLM without the plugin to `mixed`."""
+    process, out = plain_vllm
+    assert process.wait() == 0
     return json.loads(out.read_text())
 
 
 @pytest.fixture(scope="session")
 def server(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """`vllm serve` with the flags a user gives, and overrides allowed."""
+    clip = any_model / "clip"
     architectures = json.loads((any_model / "config.json").read_text())["architectures"]
     flags = [
         *("--anchorprune-budget", "16"),
-        *("--anchorprune-text-encoder", str(any_model / "clip")),
+        *(["--anchorprune-text-encoder", str(clip)] if clip.exists() else []),
         *("--anchorprune-config", '{"tau": 0.2, "feature_cache_mb": 8}'),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager"),

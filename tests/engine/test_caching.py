@@ -9,22 +9,18 @@ import pytest
 from PIL import Image
 from vllm import LLM
 
-from tests.support.engine import GREEDY, answer, prompt_of, request, seen
+from tests.support.dialects import prompt_of
+from tests.support.engine import GREEDY, answer, request, seen
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.reference import ReferenceLlava
+from tests.support.reference import Reference
 
 
-def expected(reference: ReferenceLlava, image: Image.Image, question: str, k: int) -> list[int]:
+def expected(reference: Reference, image: Image.Image, question: str, k: int) -> list[int]:
     kept = reference.kept(image, question, k)
     return reference.answer(prompt_of(question), [image], [kept], GREEDY.max_tokens)
 
 
-def tiles(reference: ReferenceLlava, image: Image.Image) -> int:
-    """Tiles of one run of the vision tower on an image."""
-    return len(reference.unit_sizes(image))
-
-
-def test_new_question_about_a_known_image(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_new_question_about_a_known_image(pruned: LLM, reference: Reference) -> None:
     image = picture(200)
     seen(pruned)
     for question in QUESTIONS:
@@ -32,17 +28,17 @@ def test_new_question_about_a_known_image(pruned: LLM, reference: ReferenceLlava
             reference, image, question, 16
         )
     after = seen(pruned)
-    assert after.tower_batches == [tiles(reference, image)]
+    assert after.tower_batches == [reference.tower_size(image)]
     assert len({tuple(kept) for kept in after.kept}) == len(QUESTIONS)
 
 
-def test_new_weights_forget_known_images(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_new_weights_forget_known_images(pruned: LLM, reference: Reference) -> None:
     image = picture(211)
     answer(pruned, request(QUESTIONS[0], image))
     pruned.collective_rpc(load_no_weights)
     seen(pruned)
     answer(pruned, request(QUESTIONS[1], image))
-    assert seen(pruned).tower_batches == [tiles(reference, image)]
+    assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
 def load_no_weights(worker: Any) -> None:
@@ -59,29 +55,29 @@ def test_same_question_again(pruned: LLM) -> None:
     assert after.tower_batches == []
 
 
-def test_questions_asked_together_share_the_tower(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_questions_asked_together_share_the_tower(pruned: LLM, reference: Reference) -> None:
     image = picture(202)
     seen(pruned)
     answers = answer(pruned, *(request(question, image) for question in QUESTIONS))
     assert answers == [expected(reference, image, question, 16) for question in QUESTIONS]
-    assert seen(pruned).tower_batches == [tiles(reference, image)]
+    assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
-def test_two_budgets_at_once(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_two_budgets_at_once(pruned: LLM, reference: Reference) -> None:
     image, budgets = picture(203), [4, 8, 16, 40]
     asked = [request(QUESTIONS[1], image, override={"budget": budget}) for budget in budgets]
     answers = answer(pruned, *asked)
     assert answers == [expected(reference, image, QUESTIONS[1], budget) for budget in budgets]
 
 
-def test_media_uuids(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_media_uuids(pruned: LLM, reference: Reference) -> None:
     image = picture(204)
     named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-204"]}}
     seen(pruned)
     for question in QUESTIONS[:3]:
         given = answer(pruned, request(question, image, **named))[0]
         assert given == expected(reference, image, question, 16)
-    assert seen(pruned).tower_batches == [tiles(reference, image)]
+    assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
 def test_known_uuid_needs_no_image(pruned: LLM) -> None:
@@ -102,7 +98,7 @@ def test_known_uuid_needs_no_image(pruned: LLM) -> None:
         ("a green square", "a green square"),
     ],
 )
-def test_query_scopes(pruned: LLM, reference: ReferenceLlava, scope: str, words: str) -> None:
+def test_query_scopes(pruned: LLM, reference: Reference, scope: str, words: str) -> None:
     image = picture(206)
     prompt = "USER: <image>\nWhere is the dog? ASSISTANT: Here. USER: Who is holding the ball? "
     asked = {
@@ -115,7 +111,7 @@ def test_query_scopes(pruned: LLM, reference: ReferenceLlava, scope: str, words:
 
 
 def test_two_images_of_a_conversation_have_their_own_questions(
-    pruned: LLM, reference: ReferenceLlava
+    pruned: LLM, reference: Reference
 ) -> None:
     images = [picture(207), picture(208)]
     prompt = f"{prompt_of(QUESTIONS[0])} A house. {prompt_of(QUESTIONS[1])}"
@@ -157,11 +153,11 @@ def test_later_turns_hit_the_prefix(pruned: LLM) -> None:
     assert len(seen(pruned).kept) == 1
 
 
-def test_scope_last_follows_the_conversation(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_scope_last_follows_the_conversation(pruned: LLM, reference: Reference) -> None:
     image = picture(210)
     seen(pruned)
     _, second, third = converse(pruned, image, "last")
     after = seen(pruned)
     assert second == third == 0
     assert len({tuple(kept) for kept in after.kept}) == 3
-    assert after.tower_batches == [tiles(reference, image)]
+    assert after.tower_batches == [reference.tower_size(image)]

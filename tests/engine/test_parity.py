@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 from vllm import LLM
 
-from tests.support.engine import answer, prompt_of, request, seen
+from tests.support.dialects import prompt_of
+from tests.support.engine import answer, request, seen
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.reference import ReferenceLlava
+from tests.support.reference import Reference
 
 LONG_QUESTION = "Tell me what is to the left of the tall tree, and then " * 12
 BUDGETS = [1, 2, 3, 5, 8, 13, 16, 21, 32, 48, 64, 72, 100, 128, 143]
@@ -36,7 +37,7 @@ SHAPES = {
 
 
 def check(
-    pruned: LLM, reference: ReferenceLlava, image: Image.Image, question: str, budget: int
+    pruned: LLM, reference: Reference, image: Image.Image, question: str, budget: int
 ) -> None:
     seen(pruned)
     given = answer(pruned, request(question, image, override={"budget": budget}))[0]
@@ -46,17 +47,17 @@ def check(
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_keeps_what_the_paper_keeps(pruned: LLM, reference: ReferenceLlava, budget: int) -> None:
+def test_keeps_what_the_paper_keeps(pruned: LLM, reference: Reference, budget: int) -> None:
     for seed in (budget, 200 + budget):
         check(pruned, reference, picture(seed), QUESTIONS[seed % len(QUESTIONS)], budget)
 
 
-def test_question_of_many_segments(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_question_of_many_segments(pruned: LLM, reference: Reference) -> None:
     check(pruned, reference, picture(99), LONG_QUESTION, 32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes(pruned: LLM, reference: ReferenceLlava, shape: str) -> None:
+def test_shapes(pruned: LLM, reference: Reference, shape: str) -> None:
     """At budgets below the number of units, that divide by it or not, and above small units."""
     image = picture(len(shape), SHAPES[shape])
     sizes = reference.unit_sizes(image)

@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from PIL import Image
 from vllm import LLM, SamplingParams
 
+from tests.support.dialects import prompt_of
 from tests.support.engine import (
     GREEDY,
     answer,
-    prompt_of,
+    generate,
     request,
     seen,
     visual_tokens,
 )
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.plain_vllm import mixed_requests
-from tests.support.reference import ReferenceLlava
+from tests.support.reference import Reference
+
+Requests = list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
@@ -28,19 +32,19 @@ from tests.support.reference import ReferenceLlava
         picture(3, mode="L"),
         picture(4, mode="1"),
         picture(5, (1, 1)),
-        picture(6, (2000, 9)),
-        picture(7, (9, 2000)),
+        picture(6, (1700, 9)),
+        picture(7, (9, 1700)),
         picture(8, (333, 77)),
         Image.new("RGB", (168, 168), "white"),
     ],
     ids=lambda image: f"{image.mode}-{image.width}x{image.height}",
 )
-def test_any_image_has_k_tokens(pruned: LLM, image: Image.Image) -> None:
-    assert visual_tokens(pruned, request(QUESTIONS[0], image)) == [16]
+def test_any_image_has_k_tokens(pruned: LLM, reference: Reference, image: Image.Image) -> None:
+    assert visual_tokens(pruned, reference, request(QUESTIONS[0], image)) == [16]
 
 
-@pytest.mark.parametrize("size", [(168, 168), (336, 250), (90, 500), (2000, 9)])
-def test_budgets(pruned: LLM, reference: ReferenceLlava, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(168, 168), (336, 250), (90, 500), (1700, 9)])
+def test_budgets(pruned: LLM, reference: Reference, size: tuple[int, int]) -> None:
     image = picture(20, size)
     candidates, unpruned = sum(reference.unit_sizes(image)), reference.unpruned(image)
     budgets: dict[int | str, int] = {
@@ -48,10 +52,10 @@ def test_budgets(pruned: LLM, reference: ReferenceLlava, size: tuple[int, int]) 
         **{candidates - 1: candidates - 1, candidates: unpruned, 9999: unpruned, "100%": unpruned},
     }
     asked = [request(QUESTIONS[1], image, override={"budget": budget}) for budget in budgets]
-    assert visual_tokens(pruned, *asked) == list(budgets.values())
+    assert visual_tokens(pruned, reference, *asked) == list(budgets.values())
 
 
-def test_many_images_in_one_prompt(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_many_images_in_one_prompt(pruned: LLM, reference: Reference) -> None:
     images = [picture(30 + i, (100 + 40 * i, 200)) for i in range(8)]
     seen(pruned)
     given = answer(pruned, request(QUESTIONS[2], *images))[0]
@@ -60,7 +64,7 @@ def test_many_images_in_one_prompt(pruned: LLM, reference: ReferenceLlava) -> No
     assert given == reference.answer(prompt_of(QUESTIONS[2], 8), images, kept, GREEDY.max_tokens)
 
 
-def test_no_question(pruned: LLM, reference: ReferenceLlava) -> None:
+def test_no_question(pruned: LLM, reference: Reference) -> None:
     image = picture(40)
     seen(pruned)
     given = answer(pruned, request("", image))[0]
@@ -74,7 +78,7 @@ def test_several_answers_to_one_request(pruned: LLM) -> None:
 
     def sample(n: int, seed: int) -> list[list[int]]:
         params = SamplingParams(n=n, temperature=1, seed=seed, max_tokens=12)
-        outputs = pruned.generate(asked, params, use_tqdm=False)[0].outputs
+        outputs = generate(pruned, asked, params=params)[0].outputs
         return [list(output.token_ids) for output in outputs]
 
     together = sample(3, seed=7)
@@ -82,12 +86,12 @@ def test_several_answers_to_one_request(pruned: LLM) -> None:
     assert len({tuple(ids) for ids in together}) > 1
 
 
-def test_chat_is_the_same_as_generate(pruned: LLM) -> None:
+def test_chat_is_the_same_as_generate(pruned: LLM, reference: Reference) -> None:
     image = picture(42)
     content = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": QUESTIONS[4]}]
     chat = pruned.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)[0]
     # A chat template brings its own start token, if any.
-    ids = pruned.get_tokenizer().encode(prompt_of(QUESTIONS[4]), add_special_tokens=False)
+    ids = reference.prompt_ids(reference.chat_prompt(QUESTIONS[4]), start=False)
     asked = {"prompt_token_ids": ids, "multi_modal_data": {"image": image}}
     assert list(chat.outputs[0].token_ids) == answer(pruned, asked)[0]
 
@@ -95,28 +99,31 @@ def test_chat_is_the_same_as_generate(pruned: LLM) -> None:
 class TestOff:
     """No budget, or a budget of everything: vLLM's own answers."""
 
-    def test_no_budget(self, plugin_off: LLM, plain_answers: list[list[int]]) -> None:
-        assert [answer(plugin_off, item)[0] for item in mixed_requests()] == plain_answers
+    def test_no_budget(
+        self, plugin_off: LLM, mixed: Requests, plain_answers: list[list[int]]
+    ) -> None:
+        assert [answer(plugin_off, item)[0] for item in mixed] == plain_answers
 
     @pytest.mark.parametrize("budget", ["100%", "just enough", 10_000])
     def test_budget_of_all(
         self,
         pruned: LLM,
-        reference: ReferenceLlava,
+        reference: Reference,
+        mixed: Requests,
         plain_answers: list[list[int]],
         budget: int | str,
     ) -> None:
         seen(pruned)
-        for item, wanted in zip(mixed_requests(), plain_answers, strict=True):
-            images = item.get("multi_modal_data", {}).get("image", [])
-            enough = max((sum(reference.unit_sizes(image)) for image in images), default=1)
+        for item, wanted in zip(mixed, plain_answers, strict=True):
+            media = [one for items in item.get("multi_modal_data", {}).values() for one in items]
+            enough = max((sum(reference.unit_sizes(one)) for one in media), default=1)
             override = {"budget": enough if budget == "just enough" else budget}
             asked = {**item, "mm_processor_kwargs": {"anchorprune": override}}
             assert answer(pruned, asked)[0] == wanted
         assert seen(pruned).kept == []
 
-    def test_text_alone(self, pruned: LLM, plain_answers: list[list[int]]) -> None:
-        requests, answers = mixed_requests(), plain_answers
+    def test_text_alone(self, pruned: LLM, mixed: Requests, plain_answers: list[list[int]]) -> None:
+        requests, answers = mixed, plain_answers
         text_only = [i for i, item in enumerate(requests) if "multi_modal_data" not in item]
         assert len(text_only) == 2
         assert [answer(pruned, requests[i])[0] for i in text_only] == [

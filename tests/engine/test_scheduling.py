@@ -8,9 +8,10 @@ from typing import Any
 
 from vllm import LLM
 
+from tests.support.dialects import prompt_of
 from tests.support.engine import answer, forget_everything, request, seen
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.plain_vllm import mixed_requests
+from tests.support.reference import Reference
 
 SIZES = [(168, 168), (336, 336), (450, 150), (30, 90)]
 
@@ -37,12 +38,17 @@ def test_64_at_once_are_the_same_as_one_by_one(pruned: LLM) -> None:
     assert together == [answer(pruned, item)[0] for item in requests]
 
 
-def test_chunk_boundary_inside_the_image(chunked: LLM, pruned: LLM) -> None:
-    requests = [request(QUESTIONS[i], picture(340 + i)) for i in range(6)]
-    budgeted = [
-        {**item, "mm_processor_kwargs": {"anchorprune": {"budget": 100}}} for item in requests
+def test_chunk_boundary_inside_the_image(pruned: LLM, reference: Reference) -> None:
+    """An engine that computes 64 tokens at a time needs several steps for 100 visual ones."""
+    images = [picture(340 + i) for i in range(6)]
+    asked = [
+        request(QUESTIONS[i], image, override={"budget": 100}) for i, image in enumerate(images)
     ]
-    assert answer(chunked, *requests) == answer(pruned, *budgeted)
+    expected = []
+    for i, image in enumerate(images):
+        kept = reference.kept(image, QUESTIONS[i], 100)
+        expected.append(reference.answer(prompt_of(QUESTIONS[i]), [image], [kept], 12))
+    assert answer(pruned, *asked) == expected
 
 
 def test_tower_calls_are_no_larger_than_unpruned(pruned: LLM, plugin_off: LLM) -> None:
@@ -63,8 +69,8 @@ def test_tower_calls_are_no_larger_than_unpruned(pruned: LLM, plugin_off: LLM) -
     assert sum(after.tower_batches) == sum(unpruned)
 
 
-def test_tensor_parallel(tensor_parallel: LLM, pruned: LLM) -> None:
-    requests = [*many_requests(16), *mixed_requests()]
+def test_tensor_parallel(tensor_parallel: LLM, pruned: LLM, mixed: list[dict[str, Any]]) -> None:
+    requests = [*many_requests(16), *mixed]
     forget_everything(pruned)
     seen(pruned)
     alone = [answer(pruned, item)[0] for item in requests]

@@ -11,9 +11,9 @@ from openai import BadRequestError, OpenAI
 
 from anchorprune_vllm.tools.demo import as_data_url
 from anchorprune_vllm.tools.server import VllmServer
-from tests.support.engine import GREEDY, prompt_of
+from tests.support.engine import GREEDY
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.reference import ReferenceLlava
+from tests.support.reference import Reference
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,8 @@ def chat(client: OpenAI, *messages: dict[str, Any], override: Any = None, **opti
     )
 
 
-def text_tokens(reference: ReferenceLlava, question: str) -> int:
-    ids = reference.processor.tokenizer.encode(prompt_of(question), add_special_tokens=False)
+def text_tokens(reference: Reference, question: str) -> int:
+    ids = reference.prompt_ids(reference.chat_prompt(question), start=False)
     return len(ids) - 1  # without the placeholder
 
 
@@ -48,7 +48,7 @@ def text_tokens(reference: ReferenceLlava, question: str) -> int:
     [(None, 16), ({"budget": 5}, 5), ({"budget": "50%"}, "half"), ({"budget": "100%"}, "all")],
 )
 def test_prompt_tokens(
-    client: OpenAI, reference: ReferenceLlava, override: Any, kept: int | str
+    client: OpenAI, reference: Reference, override: Any, kept: int | str
 ) -> None:
     image = picture(600)
     counts = {"half": sum(reference.unit_sizes(image)) // 2, "all": reference.unpruned(image)}
@@ -57,15 +57,15 @@ def test_prompt_tokens(
     assert usage.prompt_tokens == text_tokens(reference, QUESTIONS[0]) + kept
 
 
-def test_answer(client: OpenAI, reference: ReferenceLlava) -> None:
+def test_answer(client: OpenAI, reference: Reference) -> None:
     image, question = picture(601), QUESTIONS[1]
     given = chat(client, user(question, 601), logprobs=True).choices[0]
     kept = reference.kept(image, question, 16)
-    tokenizer = reference.processor.tokenizer
-    # The model's chat template has no start token.
-    expected = reference.answer(prompt_of(question), [image], [kept], 12, start=False)
+    # The models' chat templates have no start token.
+    prompt = reference.chat_prompt(question)
+    expected = reference.answer(prompt, [image], [kept], 12, start=False)
     assert [t.token for t in given.logprobs.content] == [
-        tokenizer.decode([token]) for token in expected
+        reference.tokenizer.decode([token]) for token in expected
     ]
 
 
@@ -85,7 +85,7 @@ def test_several_answers(client: OpenAI) -> None:
 
 def test_completions_without_image(client: OpenAI) -> None:
     completion = client.completions.create(
-        model="demo", prompt=prompt_of(QUESTIONS[0], images=0), max_tokens=4, temperature=0
+        model="demo", prompt=QUESTIONS[0], max_tokens=4, temperature=0
     )
     assert completion.usage.completion_tokens == 4
 
@@ -141,4 +141,5 @@ def test_one_line_says_what_is_active(server: VllmServer) -> None:
     processes = {line.split("pid=")[1].split(")")[0] for line in lines}
     assert len(lines) == len(processes) >= 2
     assert all("method anchorprune keeps 16 visual tokens" in line for line in lines)
-    assert all(line.endswith("/model/clip") for line in lines)
+    encoders = ("/model/clip", "text encoder the model's own word embeddings")
+    assert all(line.endswith(encoders) for line in lines)

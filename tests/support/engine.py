@@ -12,6 +12,9 @@ from typing import Any
 from PIL import Image
 from vllm import LLM, SamplingParams
 
+from tests.support.dialects import in_dialect, prompt_of
+from tests.support.reference import Reference
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
@@ -22,7 +25,7 @@ class Seen:
     embed_calls: list[int] = field(default_factory=list)
     """Images in each call of the pruner."""
     tower_batches: list[int] = field(default_factory=list)
-    """Tiles (an image, or its base view and crops) in each call of the vision tower."""
+    """Length of the vision tower's input (images, tiles, patches) in each call."""
     kept: list[list[int]] = field(default_factory=list)
     """Indices of each selection."""
 
@@ -32,7 +35,9 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
     """An engine on a demo model; `budget` None: pruning off."""
     settings = options.pop("settings", {})
     if budget is not None:
-        prune = {"budget": budget, "text_encoder": str(model / "clip"), **settings}
+        prune = {"budget": budget, **settings}
+        if (model / "clip").exists():
+            prune["text_encoder"] = str(model / "clip")
         options["hf_overrides"] = {"anchorprune": prune}
     defaults: dict[str, Any] = {
         "dtype": "float32",
@@ -70,34 +75,43 @@ def forget_everything(llm: LLM) -> None:
     llm.collective_rpc(_forget_media)
 
 
-def prompt_of(question: str, images: int = 1) -> str:
-    """The demo models' chat prompt."""
-    return f"USER: {'<image>' * images}\n{question} ASSISTANT:"
-
-
 def request(
-    question: str, *images: Image.Image, override: dict[str, Any] | None = None, **extra: Any
+    question: str, *media: Any, override: dict[str, Any] | None = None, **extra: Any
 ) -> dict[str, Any]:
-    """One prompt for `LLM.generate`."""
-    prompt: dict[str, Any] = {"prompt": prompt_of(question, len(images)), **extra}
-    if images:
-        prompt["multi_modal_data"] = {"image": list(images)}
+    """One prompt for `LLM.generate`: images, videos, then the question."""
+    images = [item for item in media if isinstance(item, Image.Image)]
+    videos = [item for item in media if not isinstance(item, Image.Image)]
+    prompt: dict[str, Any] = {"prompt": prompt_of(question, len(images), len(videos)), **extra}
+    data = {"image": images, "video": videos}
+    if media:
+        prompt["multi_modal_data"] = {name: items for name, items in data.items() if items}
     if override is not None:
         prompt["mm_processor_kwargs"] = {"anchorprune": override}
     return prompt
 
 
+def generate(llm: LLM, *requests: dict[str, Any], params: Any = GREEDY) -> list[Any]:
+    """What vLLM gives back for requests given to it together."""
+    tokenizer = llm.get_tokenizer()
+    prompts = [
+        {**item, "prompt": in_dialect(item["prompt"], tokenizer)} if "prompt" in item else item
+        for item in requests
+    ]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
 def answer(llm: LLM, *requests: dict[str, Any]) -> list[list[int]]:
-    """Greedy answers as token ids, the requests given to the engine together."""
-    outputs = llm.generate(list(requests), GREEDY, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    """Greedy answers as token ids."""
+    return [list(output.outputs[0].token_ids) for output in generate(llm, *requests)]
 
 
-def visual_tokens(llm: LLM, *requests: dict[str, Any]) -> list[int]:
+def visual_tokens(llm: LLM, reference: Reference, *requests: dict[str, Any]) -> list[int]:
     """Placeholders in each prompt as the engine sees it."""
-    image_token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
-    outputs = llm.generate(list(requests), GREEDY, use_tqdm=False)
-    return [output.prompt_token_ids.count(image_token) for output in outputs]
+    placeholders = reference.placeholder_ids()
+    return [
+        sum(output.prompt_token_ids.count(token) for token in placeholders)
+        for output in generate(llm, *requests)
+    ]
 
 
 def _watch(worker: Any) -> None:
@@ -105,9 +119,8 @@ def _watch(worker: Any) -> None:
 
     record = worker.anchorprune_seen = Seen()
     model = worker.model_runner.model
-    model.vision_tower.register_forward_pre_hook(
-        lambda module, args: record.tower_batches.append(len(args[0]))
-    )
+    tower = model.vision_tower if hasattr(model, "vision_tower") else model.visual
+    tower.register_forward_pre_hook(lambda module, args: record.tower_batches.append(len(args[0])))
     select, embed = pruner.select_batch, pruner.VisualPruner.embed
 
     def select_and_record(*args: Any) -> Any:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and questions made from a seed."""
+"""Pictures, videos and questions made from a seed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -26,3 +28,19 @@ def picture(seed: int, size: tuple[int, int] = (168, 168), mode: str = "RGB") ->
     noise = rng.integers(-30, 31, coarse.shape)
     pixels = np.clip(coarse + noise, 0, 255).astype(np.uint8)
     return Image.fromarray(pixels).convert(mode)
+
+
+def clip(seed: int, frames: int = 6, size: tuple[int, int] = (336, 336)) -> tuple[Any, Any]:
+    """A video as vLLM takes it: one picture that turns into another, and what is known of it."""
+    first, last = (np.asarray(picture(seed + i, size), dtype=np.float32) for i in (0, 10_000))
+    shares = np.linspace(0, 1, frames)[:, None, None, None]
+    pixels = ((1 - shares) * first + shares * last).astype(np.uint8)
+    metadata = {
+        "fps": 2.0,
+        "duration": frames / 2,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+    return pixels, metadata

@@ -11,12 +11,15 @@ from typing import Any
 from vllm import ModelRegistry
 
 from tests.support.engine import answer, make_engine, request
-from tests.support.pictures import QUESTIONS, picture
+from tests.support.pictures import QUESTIONS, clip, picture
 
 
-def mixed_requests() -> list[dict[str, Any]]:
-    """One, two and no images, several sizes and questions."""
+def mixed_requests(model: Path) -> list[dict[str, Any]]:
+    """None to three images, several sizes and questions; videos, if the model takes them."""
+    # The second takes more positions in time than in space.
+    videos = [clip(520), clip(521, frames=40, size=(112, 112))]
     return [
+        *(request(QUESTIONS[4], video) for video in videos if takes_videos(model)),
         *(request(QUESTIONS[i % 8], picture(500 + i)) for i in range(8)),
         request(QUESTIONS[0], picture(510, (40, 300))),
         request(QUESTIONS[1], picture(511), picture(512, (17, 5))),
@@ -26,10 +29,14 @@ def mixed_requests() -> list[dict[str, Any]]:
     ]
 
 
+def takes_videos(model: Path) -> bool:
+    return "video_token_id" in (model / "config.json").read_text()
+
+
 if __name__ == "__main__":
     model, out = map(Path, sys.argv[1:])
-    with make_engine(model, None, max_num_batched_tokens=512) as engine:
+    with make_engine(model, None, max_num_batched_tokens=64) as engine:
         registered = {getattr(entry, "module_name", "") for entry in ModelRegistry.models.values()}
         assert "vllm.model_executor.models.llava" in registered
         assert not any(name.startswith("anchorprune_vllm") for name in registered)
-        out.write_text(json.dumps([answer(engine, item)[0] for item in mixed_requests()]))
+        out.write_text(json.dumps([answer(engine, item)[0] for item in mixed_requests(model)]))

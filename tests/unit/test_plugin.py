@@ -22,7 +22,8 @@ def model(demo_model: Path) -> Path:
 
 def start(model: Path, **options: Any) -> None:
     """What `vllm serve` and `LLM` do first."""
-    settings = {"budget": 16, "text_encoder": str(model / "clip"), **options.pop("settings", {})}
+    clip = {"text_encoder": str(model / "clip")} if (model / "clip").exists() else {}
+    settings = {"budget": 16, **clip, **options.pop("settings", {})}
     overrides = {"anchorprune": settings, **options.pop("hf_overrides", {})}
     EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
@@ -93,7 +94,7 @@ def test_tower_that_is_no_clip(model: Path, tmp_path: Path, vision: str) -> None
 
 
 def test_several_layers_of_the_tower(model: Path) -> None:
-    with pytest.raises(ValueError, match=r"joins several .*\(vision_feature_layer \[-3, -2\]\)"):
+    with pytest.raises(ValueError, match=r"list of layers .*\(vision_feature_layer \[-3, -2\]\)"):
         start(model, hf_overrides={"vision_feature_layer": [-3, -2]})
 
 
@@ -101,6 +102,46 @@ def test_llava_next_with_class_tokens(demo_models: Any) -> None:
     anchorprune_vllm.register()
     with pytest.raises(ValueError, match="select_strategy 'full'; only 'default'"):
         start(demo_models("llava-next"), hf_overrides={"vision_feature_select_strategy": "full"})
+
+
+class TestQwen:
+    """It has its own positions and words."""
+
+    @pytest.fixture
+    def qwen(self, demo_models: Any) -> Path:
+        anchorprune_vllm.register()
+        return demo_models("qwen2.5-vl")
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"positions": "compact"}, "'compact' are for models with 1-D positions"),
+            ({"text_encoder": "openai/clip"}, "needs no text encoder.*leave out"),
+        ],
+    )
+    def test_settings_of_other_models(self, qwen: Path, settings: Any, words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            start(qwen, settings=settings)
+
+    def test_vllms_own_pruning(self, qwen: Path) -> None:
+        with pytest.raises(ValueError, match="--video-pruning-rate and --anchorprune-budget both"):
+            start(qwen, video_pruning_rate=0.5)
+
+    def test_pipeline_parallel(self, qwen: Path) -> None:
+        with pytest.raises(ValueError, match="give --pipeline-parallel-size 1 instead of 2"):
+            start(qwen, pipeline_parallel_size=2)
+
+
+class TestNativePositions:
+    def test_pipeline_parallel(self, model: Path) -> None:
+        start(model, pipeline_parallel_size=2)
+        with pytest.raises(ValueError, match="native positions cannot be combined with pipeline"):
+            start(model, pipeline_parallel_size=2, settings={"positions": "native"})
+
+    def test_scaled_rotary_embeddings(self, model: Path) -> None:
+        rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
+        with pytest.raises(ValueError, match="need plain rotary embeddings, this model's are 'lin"):
+            start(model, settings={"positions": "native"}, hf_overrides={"text_config": rope})
 
 
 def test_architecture_that_cannot_be_pruned(model: Path, tmp_path: Path) -> None:

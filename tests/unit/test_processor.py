@@ -18,13 +18,15 @@ import anchorprune_vllm
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.tools.local_model import plans_of
+from tests.support.dialects import in_dialect
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.reference import ReferenceLlava
+from tests.support.reference import Reference
 
 
 def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
     anchorprune_vllm.register()
-    prune = {"budget": 16, "text_encoder": str(model / "clip"), **settings}
+    clip = {"text_encoder": str(model / "clip")} if (model / "clip").exists() else {}
+    prune = {"budget": 16, **clip, **settings}
     args = EngineArgs(
         model=str(model), hf_overrides={"anchorprune": prune}, dtype="float32", **options or {}
     )
@@ -49,7 +51,7 @@ def process(
     cached: bool = False,
 ) -> Any:
     return processor(
-        prompt,
+        in_dialect(prompt, processor.info.get_tokenizer()),
         processor.info.parse_mm_data({"image": list(images)}),
         parse_mm_uuids(uuids and {"image": uuids}),
         {} if override is None else {"anchorprune": override},
@@ -65,9 +67,9 @@ def ask(question: str) -> str:
     return f"USER: <image>\n{question} ASSISTANT:"
 
 
-@pytest.mark.parametrize("size", [(168, 168), (336, 336), (70, 400), (2000, 9)])
+@pytest.mark.parametrize("size", [(168, 168), (336, 336), (70, 400), (1700, 9)])
 def test_placeholders_equal_the_plan(
-    processor: Any, reference: ReferenceLlava, size: tuple[int, int]
+    processor: Any, reference: Reference, size: tuple[int, int]
 ) -> None:
     image = picture(1, size)
     sizes, unpruned = reference.unit_sizes(image), reference.unpruned(image)
@@ -162,9 +164,15 @@ def test_processor_cache_holds_each_question(processor: Any) -> None:
 
 def test_the_clients_own_embeddings_are_passed_on(any_model: Path) -> None:
     processor = make(any_model, {"enable_mm_embeds": True})
+    embeddings: Any = torch.zeros(1, 30, 128)
+    if processor.info.get_hf_config().model_type == "qwen2_5_vl":
+        embeddings = {
+            "image_embeds": embeddings[0],
+            "image_grid_thw": torch.tensor([[1, 10, 12]]),
+        }
     out = processor(
-        f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:",
-        processor.info.parse_mm_data({"image": torch.zeros(1, 30, 128)}),
+        in_dialect(ask(QUESTIONS[0]), processor.info.get_tokenizer()),
+        processor.info.parse_mm_data({"image": embeddings}),
     )
     assert out["mm_placeholders"]["image"][0].length == 30
     assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
@@ -184,8 +192,6 @@ def test_queries_that_are_refused(processor: Any, query: str, words: str) -> Non
         process(processor, ask("Why?"), picture(1), override={"query": query})
 
 
-def test_the_encoder_is_planned_for_unpruned_images(
-    processor: Any, reference: ReferenceLlava
-) -> None:
-    largest = reference.unpruned(picture(1, (336, 336)))
-    assert processor.info.get_mm_max_tokens_per_item(1024, {"image": 1}) == {"image": largest}
+def test_the_encoder_is_planned_for_unpruned_images(processor: Any, reference: Reference) -> None:
+    largest = reference.unpruned(picture(1, (1008, 1008)))
+    assert processor.info.get_mm_max_tokens_per_item(4096, {"image": 1})["image"] == largest

@@ -52,6 +52,9 @@ class ToyImages:
     def project(self, hidden: Tensor) -> Tensor:
         return hidden + 100
 
+    def positions(self, item: int, plan: ItemPlan) -> None:
+        return None
+
 
 def plan(seed: int, kept: int = 3) -> ItemPlan:
     return ItemPlan(kept, MediaTokens(TOKENS + NEWLINES, (TOKENS,)), (seed, 1), torch.empty(0, 0))
@@ -82,11 +85,21 @@ def test_media_are_encoded_once(pruner: VisualPruner) -> None:
     assert images.encoded == [[1, 2]]
 
 
-def test_no_call_exceeds_the_encoder_budget(pruner: VisualPruner) -> None:
+@pytest.mark.parametrize(
+    ("limit", "calls"),
+    [
+        # Three have 36 unpruned tokens, of which 30 are candidates.
+        (36, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (35, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+    ],
+)
+def test_no_call_exceeds_the_encoder_budget(limit: int, calls: list[list[int]]) -> None:
+    cache = FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=limit)
     seeds = list(range(8))
     images = ToyImages(seeds)
     pruner.embed(images, [plan(s) for s in seeds])
-    assert images.encoded == [[0, 1, 2], [3, 4, 5], [6, 7]]  # 30 candidates, 36 unpruned tokens
+    assert images.encoded == calls
 
 
 def test_an_item_larger_than_the_budget_goes_alone() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates are the patches that the model's own unpadding leaves, for every size and grid."""
+"""Places are those of the model's own merging and unpadding, for every size and grid."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 from vllm.model_executor.models.llava_next import LlavaNextForConditionalGeneration
 
-from anchorprune_vllm.models.anyres import picture_patches
+from anchorprune_vllm.models.anyres import patch_places
 
 GRIDS = {
     "hub": [(1, 2), (2, 1), (2, 2), (3, 1), (1, 3)],
     "one crop": [(1, 1)],
     "up to nine": [(rows, columns) for rows in range(1, 4) for columns in range(1, 4)],
+    "strip": [(1, 6)],
     "strips": [(1, 6), (6, 1)],
 }
 
@@ -31,7 +32,7 @@ def any_length(rng: random.Random) -> int:
 
 @pytest.mark.parametrize(("tile", "patch"), [(336, 14), (168, 14), (70, 14), (100, 14), (64, 16)])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_candidates_are_what_the_model_itself_leaves(grid: str, tile: int, patch: int) -> None:
+def test_places_are_where_the_model_itself_puts_patches(grid: str, tile: int, patch: int) -> None:
     rng = random.Random(f"{grid} {tile} {patch}")
     config = SimpleNamespace(
         vision_config=SimpleNamespace(image_size=tile, patch_size=patch),
@@ -40,26 +41,28 @@ def test_candidates_are_what_the_model_itself_leaves(grid: str, tile: int, patch
     model = SimpleNamespace(config=config, image_newline=torch.tensor([-1.0]))
     for _ in range(40):
         size = any_length(rng), any_length(rng)
-        marked = picture_patches(size, config.image_grid_pinpoints, tile, patch)
+        places = patch_places(size, config.image_grid_pinpoints, tile, patch)
         # Numbers sent through the model's own merging: newlines are -1, padding is gone.
-        numbers = torch.arange(marked.numel(), dtype=torch.float32).view(*marked.shape, 1)
+        numbers = torch.arange(places.numel(), dtype=torch.float32).view(*places.shape, 1)
         merged = LlavaNextForConditionalGeneration._merge_image_patch_embeddings(
             model, torch.tensor(size), numbers, strategy="spatial_unpad"
         ).flatten()
-        expected = merged[merged >= 0].sort().values.long()
-        assert marked.flatten().nonzero().flatten().tolist() == expected.tolist(), size
-        assert marked[0].all()
+        expected = torch.full((places.numel(),), -1)
+        for place, number in enumerate(merged.long().tolist()):
+            if number >= 0:
+                expected[number] = place
+        assert places.flatten().tolist() == expected.tolist(), size
 
 
 def drawn(size: tuple[int, int], grid: str) -> list[str]:
     """Crops as they lie in the picture, 2 x 2 patches each: # is picture, . is padding."""
-    marked = picture_patches(size, pinpoints(grid, 28), 28, 14)[1:]
-    rows, columns = max(GRIDS[grid], key=lambda g: g[0] * g[1] == len(marked))
+    marked = patch_places(size, pinpoints(grid, 28), 28, 14)[1:] >= 0
+    rows, columns = GRIDS[grid][0]
     picture = marked.view(rows, columns, 2, 2).transpose(1, 2).reshape(rows * 2, columns * 2)
     return ["".join(".#"[int(patch)] for patch in row) for row in picture]
 
 
 def test_letterbox() -> None:
     assert drawn((100, 100), "one crop") == ["##", "##"]
-    assert drawn((28, 28), "strips") == [".....##....."[1:-1].center(12, ".")] * 2
-    assert drawn((10, 1000), "strips") == ["." * 12] * 2
+    assert drawn((28, 28), "strip") == [".....##....."] * 2
+    assert drawn((10, 1000), "strip") == ["............"] * 2

@@ -16,6 +16,7 @@ from anchorprune_vllm import pruner
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank, plans_of
 from tests.support.pictures import QUESTIONS, picture
+from tests.support.reference import Reference, reference_of
 
 PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
 
@@ -24,6 +25,11 @@ PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
 def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with one_rank(tmp_path_factory.mktemp("rank")):
         yield
+
+
+@pytest.fixture(scope="module")
+def reference(demo_models: Any) -> Reference:
+    return reference_of(demo_models("llava-next"))
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +91,17 @@ def test_no_newlines_among_the_kept(model: LocalModel) -> None:
     assert (whole == newline).all(dim=1).sum() == 24
 
 
-def test_kept_tokens_come_unit_by_unit(model: LocalModel) -> None:
-    """All but one token, found again in the model's own layout, where rows run across crops."""
-    image = picture(4, (336, 336))
-    (rows,) = model.embed(model.process(PROMPT, image, budget=719))
-    (whole,) = model.embed(model.process(PROMPT, image, budget="100%"))
-    distance = (rows[:, None] - whole).abs().amax(-1)
-    assert distance.amin(1).max() < 1e-4
-    place = distance.argmin(1)
-    base, picture_rows = place[place < 144], place[place >= 144] - 144
-    assert base.diff().gt(0).all()
-    y, x = picture_rows // 25, picture_rows % 25  # 24 patches and a newline
-    crop = y // 12 * 2 + x // 12
-    key = crop * 144 + y % 12 * 12 + x % 12
-    assert key.diff().gt(0).all()
+@pytest.mark.parametrize("size", [(336, 336), (168, 168), (450, 90)])
+def test_keeps_the_tokens_of_the_reference_unit_by_unit(
+    model: LocalModel, reference: Reference, size: tuple[int, int]
+) -> None:
+    """Rows equal the projected candidates of the independent pipeline, in its order."""
+    image = picture(4, size)
+    (rows,) = model.embed(model.process(PROMPT, image, budget=100))
+    kept = reference.kept(image, QUESTIONS[0], 100)
+    with torch.inference_mode():
+        expected = reference.embed(image)[kept]
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
 
 
 def variant(model: Path, directory: Path, **edit: Any) -> Path:
@@ -108,41 +111,50 @@ def variant(model: Path, directory: Path, **edit: Any) -> Path:
         (directory / file.name).symlink_to(file)
     for name in ("config.json", "preprocessor_config.json"):
         content = json.loads((model / name).read_text())
-        text_config = {**content.get("text_config", {}), **edit.get("text_config", {})}
-        known = {key: value for key, value in edit.items() if key in content}
+        for key in edit.keys() & content.keys():
+            nested = isinstance(content[key], dict)
+            content[key] = {**content[key], **edit[key]} if nested else edit[key]
         (directory / name).unlink()
-        (directory / name).write_text(json.dumps({**content, **known, "text_config": text_config}))
+        (directory / name).write_text(json.dumps(content))
     return directory
 
 
 # Of llava-hf/llava-v1.6-mistral-7b-hf and llava-hf/llama3-llava-next-8b-hf, what differs.
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
 LLAMA_3 = {"num_key_value_heads": 1, "rope_theta": 500000.0}
-OTHER_GRIDS = [[168, 168], [168, 672], [504, 504]]
 
 
-@pytest.mark.parametrize(
-    ("edit", "units"),
-    [
-        ({"text_config": MISTRAL}, 3),
-        ({"text_config": LLAMA_3}, 3),
-        ({"image_grid_pinpoints": OTHER_GRIDS}, 2),
-    ],
-    ids=["mistral", "llama-3", "grids"],
-)
-def test_variants_by_config(
-    demo_models: Any, rank: None, tmp_path: Path, edit: dict[str, Any], units: int
+@pytest.mark.parametrize("edit", [{"text_config": MISTRAL}, {"text_config": LLAMA_3}])
+def test_text_models_by_config(
+    demo_models: Any, rank: None, tmp_path: Path, edit: dict[str, Any]
 ) -> None:
     path = variant(demo_models("llava-next"), tmp_path / "variant", **edit)
     # Weights are made up by vLLM: the demo model's fit its own text model alone.
     loaded = LocalModel(path, load_format="dummy")
-    expected = edit.get("text_config", {}).get("architectures", ["LlamaForCausalLM"])
-    assert [type(loaded.model.language_model).__name__] == expected
-    for budget in (20, "30%", "100%"):
-        processed = loaded.process(PROMPT, picture(5), budget=budget)
-        (plan,) = plans_of(processed)
-        assert len(plan.tokens.unit_sizes) == units
-        assert [len(rows) for rows in loaded.embed(processed)] == [placeholders(processed)]
+    language_model = loaded.model.language_model
+    expected = edit["text_config"].get("architectures", ["LlamaForCausalLM"])
+    assert [type(language_model).__name__] == expected
+    attention = language_model.model.layers[0].self_attn
+    assert attention.num_kv_heads == edit["text_config"].get("num_key_value_heads", 2)
+    processed = loaded.process(PROMPT, picture(5), budget=20)
+    assert [tuple(rows.shape) for rows in loaded.embed(processed)] == [(20, 128)]
+
+
+@pytest.mark.parametrize(
+    ("grids", "units"),
+    [([[168, 168]], 2), ([[168, 168], [168, 672], [504, 504]], 2), ([[504, 504]], 10)],
+)
+def test_grids_by_config(
+    demo_models: Any, rank: None, tmp_path: Path, grids: list[list[int]], units: int
+) -> None:
+    path = variant(demo_models("llava-next"), tmp_path / "v", image_grid_pinpoints=grids)
+    loaded = LocalModel(path)
+    for size in ((168, 168), (400, 90), (17, 300)):
+        for budget in (20, "30%", "100%"):
+            processed = loaded.process(PROMPT, picture(5, size), budget=budget)
+            assert [len(rows) for rows in loaded.embed(processed)] == [placeholders(processed)]
+    (plan,) = plans_of(loaded.process(PROMPT, picture(5), budget=20))
+    assert len(plan.tokens.unit_sizes) == units
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

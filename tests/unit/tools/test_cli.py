@@ -53,6 +53,7 @@ def test_bench_compares_forms_of_the_same_method(units: int) -> None:
     assert bench.straightforward(item).tolist() == kept.tolist()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it counts the memory of the GPU then")
 def test_bench_sees_the_highest_level_of_memory() -> None:
     def call() -> None:
         first = torch.zeros(2**18)  # 1 MiB
@@ -62,3 +63,10 @@ def test_bench_sees_the_highest_level_of_memory() -> None:
         del second
 
     assert bench_memory._peak_bytes(call) == pytest.approx(2 * 2**20, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bench_measures_a_call_of_the_model() -> None:
+    unpruned, pruned = bench_memory.measure_peak_memory(["100%", 7])
+    assert (unpruned.tokens, pruned.tokens) == (5 * 576 + 48, 7)
+    assert 0 < pruned.mebibytes < 1.1 * unpruned.mebibytes

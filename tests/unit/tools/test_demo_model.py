@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
+    AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
     CLIPModel,
     LlavaForConditionalGeneration,
     LlavaNextForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
 )
 
 from anchorprune_vllm.tools import demo_model
@@ -83,6 +85,15 @@ LLAVA_NAMES = {
     ),
     "vision_tower.vision_model.post_layernorm": "model.vision_tower.post_layernorm",
 }
+QWEN_NAMES = {
+    "lm_head": "lm_head",
+    "model.embed_tokens": "model.language_model.embed_tokens",
+    "model.layers.1.self_attn.k_proj": "model.language_model.layers.1.self_attn.k_proj",
+    "model.norm": "model.language_model.norm",
+    "visual.patch_embed.proj": "model.visual.patch_embed.proj",
+    "visual.blocks.3.attn.qkv": "model.visual.blocks.3.attn.qkv",
+    "visual.merger.mlp.2": "model.visual.merger.mlp.2",
+}
 CLIP_NAMES = {
     name: name
     for name in (
@@ -100,6 +111,7 @@ CLIP_NAMES = {
     [
         (LlavaForConditionalGeneration, "llava-1.5", ".", LLAVA_NAMES),
         (LlavaNextForConditionalGeneration, "llava-next", ".", LLAVA_NAMES),
+        (Qwen2_5_VLForConditionalGeneration, "qwen2.5-vl", ".", QWEN_NAMES),
         (CLIPModel, "llava-next", "clip", CLIP_NAMES),
     ],
 )
@@ -138,18 +150,22 @@ def test_clip_has_the_tower_of_llava(demo):
         assert torch.equal(llava[prefix + name], clip[name]), name
 
 
-def test_same_seed_same_bytes_in_another_process(demo, tmp_path):
+@pytest.mark.parametrize("arch", ["llava-1.5", "qwen2.5-vl"])
+def test_same_seed_same_bytes_in_another_process(demo_models, arch, tmp_path):
     code = "import sys; from anchorprune_vllm.tools.demo_model import make_demo_model as make; "
-    code += "make(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, tmp_path / "again"], check=True)
-    assert read_all(tmp_path / "again") == read_all(demo)
+    code += "make(sys.argv[1], arch=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "again", arch], check=True)
+    assert read_all(tmp_path / "again") == read_all(demo_models(arch))
 
 
-def test_another_seed_changes_weights_only(demo, tmp_path):
-    make_demo_model(tmp_path / "other", seed=1)
-    one, other = read_all(demo), read_all(tmp_path / "other")
+@pytest.mark.parametrize(
+    ("arch", "more"), [("llava-1.5", {"clip/model.safetensors"}), ("qwen2.5-vl", set())]
+)
+def test_another_seed_changes_weights_only(demo_models, arch, more, tmp_path):
+    make_demo_model(tmp_path / "other", arch=arch, seed=1)
+    one, other = read_all(demo_models(arch)), read_all(tmp_path / "other")
     changed = {name for name in one if one[name] != other[name]}
-    assert changed == {"model.safetensors", "clip/model.safetensors", "demo_model.json"}
+    assert changed == {"model.safetensors", "demo_model.json"} | more
 
 
 def test_describe(demo, demo_models):
@@ -219,8 +235,10 @@ def test_processor_makes_one_placeholder_per_patch(demo, processor, pictures):
 # --- liveliness ---------------------------------------------------------------------------------
 
 
-def test_answers_depend_on_picture_and_question(demo, processor, pictures):
-    model = LlavaForConditionalGeneration.from_pretrained(demo).eval()
+@pytest.mark.parametrize("arch", ["llava-1.5", "qwen2.5-vl"])
+def test_answers_depend_on_picture_and_question(demo_models, arch, pictures):
+    model = AutoModelForImageTextToText.from_pretrained(demo_models(arch)).eval()
+    processor = AutoProcessor.from_pretrained(demo_models(arch))
     pairs = list(itertools.product(range(len(pictures)), range(len(QUESTIONS))))
     prompts = [
         processor.apply_chat_template([user(question)], add_generation_prompt=True)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2.5-VL: images and videos in their own resolution, a frame of merged patches per unit.
+
+Kept tokens have the (t, h, w) that they have unpruned, and text goes on where it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+from vllm.config import VllmConfig
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.models.qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLMultiModalProcessor,
+    Qwen2_5_VLProcessingInfo,
+)
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.parse import MultiModalDataItems
+
+from anchorprune_vllm.channels import append_numbers, split_numbers
+from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.logger import log_active, logger
+from anchorprune_vllm.models.pruned import PrunedModel, prunes_with
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.positions import MediaPositions
+from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
+from anchorprune_vllm.pruner import VisualPruner
+from anchorprune_vllm.selection import AnchorParams
+from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.signals.attention import received_attention, tap_attention
+from anchorprune_vllm.signals.matching import MatchingSignals
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns."""
+
+_TEXT_ENCODER = "the model's own word embeddings"
+_CACHE_PAGE = 256
+_FLOAT32_DIGITS = 4  # the bits of a float32, a byte in each channel
+
+
+class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
+    """Qwen2.5-VL prompts with K placeholders per image or video."""
+
+    def _media_token_ids(self) -> Mapping[str, int]:
+        config = self.info.get_hf_config()
+        return {"image": config.image_token_id, "video": config.video_token_id}
+
+    def _text_encoder(self) -> str:
+        return _TEXT_ENCODER
+
+    def _make_query_tokenizer(self, text_encoder: str) -> QueryTokenizer:
+        tokenizer = self.info.get_tokenizer()
+
+        def tokenize(query: str) -> Tensor:
+            ids = tokenizer.encode(query, add_special_tokens=False)
+            return torch.tensor([ids] if ids else [], dtype=torch.int64).reshape(-1, len(ids))
+
+        return tokenize
+
+    def _count_tokens(
+        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
+    ) -> list[MediaTokens]:
+        merge = self.info.get_hf_config().vision_config.spatial_merge_size
+        counts = []
+        for grid in processed[f"{modality}_grid_thw"].tolist():
+            frames, rows, columns = merged(grid, merge)
+            counts.append(MediaTokens(frames * rows * columns, (rows * columns,) * frames))
+        return counts
+
+
+def merged(grid: Sequence[int], merge_size: int) -> Grid:
+    """A grid of patches as the grid of visual tokens."""
+    frames, rows, columns = grid
+    return frames, rows // merge_size, columns // merge_size
+
+
+def grid_positions(grid: Grid, time_factor: float) -> MediaPositions:
+    """(t, h, w) of the visual tokens of a grid. As in vLLM, times are cut to whole numbers."""
+    times, rows, columns = np.indices(grid)
+    times = (times * time_factor).astype(np.int64)
+    relative = np.stack([times, rows, columns], axis=-1).reshape(-1, 3)
+    return MediaPositions(torch.from_numpy(relative), grid_extent(grid, time_factor))
+
+
+def grid_extent(grid: Grid, time_factor: float) -> int:
+    """Positions that a grid takes: text after it goes on behind its highest t, h or w."""
+    frames, rows, columns = grid
+    return max(int((frames - 1) * time_factor), rows - 1, columns - 1) + 1
+
+
+@contextmanager
+def importance_behind_outputs(visual: Any) -> Iterator[None]:
+    """While entered, the vision tower's outputs [N, H] carry importance in channels behind them.
+
+    Importance is the attention received in the last block with full attention, a mean over heads,
+    query rows and the patches of a token. As a part of the outputs it goes wherever vLLM sends
+    them: with a data-parallel tower, to all ranks.
+    """
+    attention = visual.blocks[max(visual.fullatt_block_indexes)].attn.attn
+    frames: list[int] = []  # patches of each
+    reverse: list[Tensor] = []
+
+    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        pixels, grids = (*args, kwargs.get("grid_thw"))[:2]
+        frames[:] = [rows * columns for count, rows, columns in grids for _ in range(count)]
+        metadata = module.prepare_encoder_metadata(grids)
+        reverse[:] = [metadata["reverse_indices"]]
+        return (pixels, grids), {"encoder_metadata": metadata}  # so that it is made once
+
+    def received(query: Tensor, key: Tensor, module: Any) -> Tensor:
+        return received_attention(query[0], key[0], frames, module.scale)
+
+    with tap_attention(attention, received) as taken:
+
+        def after(module: Any, args: Any, outputs: Tensor) -> Tensor:
+            importance = taken.pop()
+            if attention.num_heads != module.num_heads:
+                # Heads are split over tensor-parallel ranks; every rank must see the same sum.
+                importance = tensor_model_parallel_all_reduce(importance)
+            importance = importance.view(-1, module.spatial_merge_unit).mean(1) / module.num_heads
+            bits = importance[reverse[0]].view(torch.int32)[:, None]
+            return append_numbers(outputs, bits, _FLOAT32_DIGITS)
+
+        handles = [
+            visual.register_forward_pre_hook(before, with_kwargs=True),
+            visual.register_forward_hook(after),
+        ]
+        visual.out_hidden_size += _FLOAT32_DIGITS  # vLLM makes empty outputs by it
+        try:
+            yield
+        finally:
+            visual.out_hidden_size -= _FLOAT32_DIGITS
+            for handle in handles:
+                handle.remove()
+
+
+class _Media:
+    """One call's images or videos, as the pruner asks for them."""
+
+    def __init__(self, model: PrunedQwen, modality: str, kwargs: dict[str, Any]) -> None:
+        self._model = model
+        self._pixels_key = {"image": "pixel_values", "video": "pixel_values_videos"}[modality]
+        self._grid_key = f"{modality}_grid_thw"
+        self._grids: list[list[int]] = kwargs[self._grid_key].tolist()
+        self._pixels = kwargs[self._pixels_key].split([prod(grid) for grid in self._grids])
+        self._positions = model.positions_of(modality, kwargs)
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        with importance_behind_outputs(self._model.visual):
+            outputs = self.embed_whole(items)
+        features = []
+        for rows in outputs:
+            hidden, bits = split_numbers(rows, 1, _FLOAT32_DIGITS)
+            importance = bits[:, 0].to(torch.int32).view(torch.float32)
+            features.append(MediaFeatures(hidden, importance))
+        return features
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        return Qwen2_5_VLForConditionalGeneration.embed_multimodal(
+            self._model,
+            **{
+                self._pixels_key: torch.cat([self._pixels[i] for i in items]),
+                self._grid_key: torch.tensor([self._grids[i] for i in items]),
+            },
+        )
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return hidden  # the tower's outputs are projected already
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions:
+        return self._positions[item]
+
+
+@prunes_with(PrunedQwenProcessor, Qwen2_5_VLProcessingInfo)
+class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
+    """vLLM's Qwen2.5-VL, pruned when the HF config carries a budget."""
+
+    modalities = ("image", "video")
+    default_positions = "native"
+    position_channels = 3
+
+    @classmethod
+    def check(cls, model_config: Any, config: PruneConfig) -> None:
+        if config.positions == "compact":
+            raise ValueError(
+                "anchorprune: positions 'compact' are for models with 1-D positions; Qwen2.5-VL "
+                "has M-RoPE: leave positions out or choose 'native'"
+            )
+        if config.text_encoder is not None:
+            raise ValueError(
+                "anchorprune: Qwen2.5-VL needs no text encoder, questions are matched with its own "
+                "word embeddings; leave out --anchorprune-text-encoder"
+            )
+
+    def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
+        log_active(config, _TEXT_ENCODER)
+        if vllm_config.compilation_config.cudagraph_mm_encoder:
+            logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
+        device = vllm_config.device_config.device
+        return VisualPruner(
+            signals=MatchingSignals(
+                lambda ids: self.language_model.model.embed_input_ids(to_device(ids, device))
+            ),
+            params=AnchorParams(
+                config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
+            ),
+            cache=FeatureCache(
+                capacity_bytes=config.feature_cache_mb * 2**20,
+                page_tokens=_CACHE_PAGE,
+                hidden_size=self.visual.out_hidden_size,
+                dtype=vllm_config.model_config.dtype,
+                device=device,
+            ),
+            max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+        )
+
+    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Media:
+        return _Media(self, modality, kwargs)
+
+    def _media_token_ids(self) -> list[int]:
+        return [self.config.image_token_id, self.config.video_token_id]
+
+    def _extent(self, feature: MultiModalFeatureSpec) -> int:
+        ((_, *grid, time_factor),) = self.iter_mm_grid_thw([feature])
+        return grid_extent((grid[0], grid[1], grid[2]), time_factor)
+
+    def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
+        modality = "image" if "image_grid_thw" in kwargs else "video"
+        return self.positions_of(modality, kwargs)
+
+    def positions_of(self, modality: str, kwargs: Mapping[str, Any]) -> list[MediaPositions]:
+        """Native positions of one call's items of a modality."""
+        vision = self.config.vision_config
+        grids = kwargs[f"{modality}_grid_thw"].tolist()
+        time_factors = [1.0] * len(grids)
+        if modality == "video":
+            seconds = kwargs.get("second_per_grid_ts")
+            per_frame = [1.0] * len(grids) if seconds is None else seconds.tolist()
+            time_factors = [second * vision.tokens_per_second for second in per_frame]
+        return [
+            grid_positions(merged(grid, vision.spatial_merge_size), time_factor)
+            for grid, time_factor in zip(grids, time_factors, strict=True)
+        ]
+
+    def get_encoder_cudagraph_config(self) -> Any:
+        # Graphs would bypass `embed_multimodal`, and so the pruner.
+        config = super().get_encoder_cudagraph_config()
+        return config if self._pruner is None else replace(config, modalities=[])

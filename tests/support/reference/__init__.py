@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AnchorPrune from the paper's equations, on transformers in eager mode.
+
+Shares no code with the plugin: attention matrices are dense, layouts and positions are
+transformers' own, selection is plain numpy in float64.
+"""
+
+import json
+from pathlib import Path
+
+from tests.support.reference.base import Reference
+from tests.support.reference.llava import ReferenceLlava, ReferenceLlavaNext
+from tests.support.reference.qwen import ReferenceQwen
+
+_BY_TYPE = {
+    "llava": ReferenceLlava,
+    "llava_next": ReferenceLlavaNext,
+    "qwen2_5_vl": ReferenceQwen,
+}
+
+
+def reference_of(model: Path) -> Reference:
+    """The reference for a demo model."""
+    return _BY_TYPE[json.loads((model / "config.json").read_text())["model_type"]](model)
+
+
+__all__ = ["Reference", "reference_of"]

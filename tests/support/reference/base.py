@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the references of all models have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from tests.support.dialects import in_dialect
+from tests.support.reference.selection import Tokens, select
+
+EAGER = {"attn_implementation": "eager", "dtype": torch.float32}
+
+
+class Reference(ABC):
+    """A model in transformers. `media` is an image, or a video as vLLM takes it."""
+
+    placeholders: tuple[str, ...] = ("<image>",)
+    is_native = False
+
+    def __init__(self, model: Path) -> None:
+        self.model = AutoModelForImageTextToText.from_pretrained(model, **EAGER).eval()
+        self.processor = AutoProcessor.from_pretrained(model)
+        self.tokenizer = self.processor.tokenizer
+
+    @abstractmethod
+    def unpruned(self, media: Any) -> int:
+        """Placeholders of an unpruned prompt."""
+
+    @abstractmethod
+    def unit_sizes(self, media: Any) -> list[int]:
+        """Candidates of each unit that has any."""
+
+    @abstractmethod
+    def tower_size(self, media: Any) -> int:
+        """Length of the vision tower's input."""
+
+    @abstractmethod
+    def _tokens(self, media: Any) -> Tokens: ...
+
+    @abstractmethod
+    def _relevance(self, tokens: Tokens, question: str) -> np.ndarray: ...
+
+    @abstractmethod
+    def embed(self, media: Any) -> Tensor:
+        """Candidates as the language model gets them: [N, H]."""
+
+    @torch.inference_mode()
+    def kept(self, media: Any, question: str, budget: int) -> list[int]:
+        """Indices of the kept candidates, ascending."""
+        tokens = self._tokens(media)
+        relevance = self._relevance(tokens, question) if question else None
+        return select(tokens, relevance, budget)
+
+    @torch.inference_mode()
+    def answer(
+        self,
+        prompt: str,
+        media: list[Any],
+        kept: list[list[int]],
+        n: int,
+        *,
+        start: bool = True,
+        native: bool | None = None,
+    ) -> list[int]:
+        """Greedy answer, up to `n` token ids, when only the `kept` candidates of media are seen.
+
+        `start`: the prompt begins with the tokenizer's start token. `native`: with the positions
+        of the unpruned prompt; default: as the plugin does it for this model.
+        """
+        embed = self.model.get_input_embeddings()
+        rows = []
+        ids = iter(self.prompt_ids(prompt, start=start))
+        for item, indices in zip([*media, None], [*kept, []], strict=True):
+            text = []
+            for token in ids:
+                if token in self.placeholder_ids():
+                    break
+                text.append(token)
+            rows.append(embed(torch.tensor(text, dtype=torch.long)))
+            if item is not None:
+                rows.append(self.embed(item)[indices])
+        embeddings = torch.cat(rows)[None]
+        positions = torch.arange(embeddings.shape[1] + n)[None]
+        if self.is_native if native is None else native:
+            positions = self.native_positions(prompt, media, kept, n, start=start)
+        language_model = self.model.model.language_model
+        answer: list[int] = []
+        for _ in range(n):
+            length = embeddings.shape[1]
+            states = language_model(
+                inputs_embeds=embeddings, position_ids=self._position_ids(positions[:, :length])
+            ).last_hidden_state
+            token = int(self.model.lm_head(states[0, -1]).argmax())
+            answer.append(token)
+            if token == self.tokenizer.eos_token_id:
+                break
+            embeddings = torch.cat([embeddings, embed(torch.tensor([[token]]))], dim=1)
+        return answer
+
+    def native_positions(
+        self, prompt: str, media: list[Any], kept: list[list[int]], n: int, *, start: bool = True
+    ) -> Tensor:
+        """Positions [C, T + n] of a pruned prompt and its answer: those of the unpruned one."""
+        ids: list[int] = []
+        stays: list[int] = []
+        items = iter(zip(media, kept, strict=True))
+        for token in self.prompt_ids(prompt, start=start):
+            if token in self.placeholder_ids():
+                item, indices = next(items)
+                places = self._places_of(item)
+                stays += [len(ids) + places[i] for i in indices]
+                ids += [token] * self.unpruned(item)
+            else:
+                stays.append(len(ids))
+                ids.append(token)
+        whole = self._unpruned_positions(ids, media)
+        answer = whole.max() + 1 + torch.arange(n).expand(len(whole), -1)
+        return torch.cat([whole[:, stays], answer], dim=1)
+
+    def _places_of(self, media: Any) -> list[int]:
+        """Where each candidate stands among the unpruned tokens of its item."""
+        return list(range(self.unpruned(media)))
+
+    def _unpruned_positions(self, ids: list[int], media: list[Any]) -> Tensor:
+        """[C, T]."""
+        return torch.arange(len(ids))[None]
+
+    def prompt_ids(self, prompt: str, *, start: bool = True) -> list[int]:
+        """Token ids with one placeholder per item."""
+        return self.tokenizer(
+            in_dialect(prompt, self.tokenizer), add_special_tokens=start
+        ).input_ids
+
+    def chat_prompt(self, question: str, images: int = 1) -> str:
+        """What the chat template makes of a message."""
+        content = [{"type": "image"}] * images + [{"type": "text", "text": question}]
+        message = {"role": "user", "content": content}
+        return self.processor.apply_chat_template([message], add_generation_prompt=True)
+
+    def placeholder_ids(self) -> list[int]:
+        return self.tokenizer.convert_tokens_to_ids(list(self.placeholders))
+
+    def _position_ids(self, positions: Tensor) -> Tensor:
+        return positions
+
+
+def is_image(media: Any) -> bool:
+    return isinstance(media, Image.Image)
