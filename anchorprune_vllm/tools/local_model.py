@@ -59,27 +59,42 @@ class LocalModel:
         with set_current_vllm_config(config), patch("torch.accelerator.empty_cache"):
             self.model = get_model(vllm_config=config)
 
-    def process(self, prompt: str, *images: Image.Image, budget: int | str) -> Any:
-        """What the API process makes of a prompt."""
+    def process(self, prompt: str, *media: Any, budget: int | str, **options: Any) -> Any:
+        """What the API process makes of a prompt; `options` go to the HF processor."""
+        images = [item for item in media if isinstance(item, Image.Image)]
+        videos = [item for item in media if not isinstance(item, Image.Image)]
+        data = {"image": images, "video": videos}
         return self.processor(
             prompt,
-            self.processor.info.parse_mm_data({"image": list(images)}),
-            hf_processor_mm_kwargs={"anchorprune": {"budget": budget}},
+            self.processor.info.parse_mm_data(
+                {name: items for name, items in data.items() if items}
+            ),
+            hf_processor_mm_kwargs={"anchorprune": {"budget": budget}, **options},
         )
+
+    def batches(self, *processed: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Modality and arguments of each call of the model, batched as the worker does."""
+        items = [
+            (modality, item)
+            for out in processed
+            for modality, of_modality in out["mm_kwargs"].items()
+            for item in of_modality
+        ]
+        for modality, _, kwargs in group_and_batch_mm_kwargs(items, device=self._device):
+            yield modality, kwargs
 
     @torch.inference_mode()
     def embed(self, *processed: Any) -> list[torch.Tensor]:
-        """What the worker makes of all images of some processed prompts, batched as it does."""
-        items = [("image", item) for out in processed for item in out["mm_kwargs"]["image"]]
+        """What the worker makes of all media of some processed prompts."""
         return [
             rows
-            for _, _, kwargs in group_and_batch_mm_kwargs(items, device=self._device)
+            for _, kwargs in self.batches(*processed)
             for rows in self.model.embed_multimodal(**kwargs)
         ]
 
 
-def plans_of(processed: Any) -> list[ItemPlan]:
-    """The plans that travel with the images of a processed prompt."""
-    plans = pop_plans("image", dict(processed["mm_kwargs"].get_data()))
+def plans_of(processed: Any, modality: str = "image") -> list[ItemPlan]:
+    """The plans that travel with the media of a processed prompt."""
+    plans = pop_plans(modality, dict(processed["mm_kwargs"].get_data()))
     assert plans is not None
     return plans

@@ -30,14 +30,16 @@ def picture(seed: int, size: tuple[int, int] = (168, 168), mode: str = "RGB") ->
     return Image.fromarray(pixels).convert(mode)
 
 
-def clip(seed: int, frames: int = 6, size: tuple[int, int] = (336, 336)) -> tuple[Any, Any]:
+def clip(
+    seed: int, frames: int = 6, size: tuple[int, int] = (336, 336), fps: float = 2.0
+) -> tuple[Any, Any]:
     """A video as vLLM takes it: one picture that turns into another, and what is known of it."""
     first, last = (np.asarray(picture(seed + i, size), dtype=np.float32) for i in (0, 10_000))
     shares = np.linspace(0, 1, frames)[:, None, None, None]
     pixels = ((1 - shares) * first + shares * last).astype(np.uint8)
     metadata = {
-        "fps": 2.0,
-        "duration": frames / 2,
+        "fps": fps,
+        "duration": frames / fps,
         "total_num_frames": frames,
         "frames_indices": list(range(frames)),
         "video_backend": "opencv",

@@ -17,7 +17,7 @@ from tests.support.pictures import QUESTIONS, clip, picture
 def mixed_requests(model: Path) -> list[dict[str, Any]]:
     """None to three images, several sizes and questions; videos, if the model takes them."""
     # The second takes more positions in time than in space.
-    videos = [clip(520), clip(521, frames=40, size=(112, 112))]
+    videos = [clip(520), clip(521, frames=4, fps=0.25)]
     return [
         *(request(QUESTIONS[4], video) for video in videos if takes_videos(model)),
         *(request(QUESTIONS[i % 8], picture(500 + i)) for i in range(8)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ import torch
 
 from anchorprune_vllm import pruner
 from anchorprune_vllm.tools.demo_model import make_demo_model
-from anchorprune_vllm.tools.local_model import LocalModel, one_rank, plans_of
+from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference, reference_of
 
 PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
-
-
-@pytest.fixture(scope="module")
-def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with one_rank(tmp_path_factory.mktemp("rank")):
-        yield
 
 
 @pytest.fixture(scope="module")
