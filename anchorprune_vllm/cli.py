@@ -67,14 +67,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--anchorprune-text-encoder",
         metavar="ID_OR_PATH",
-        help="The CLIP checkpoint that the vision tower comes from. Known by itself for "
-        "LLaVA-1.5 (openai/clip-vit-large-patch14-336).",
+        help="The CLIP checkpoint that the vision tower comes from. Known by itself for LLaVA-1.5 "
+        "and LLaVA-NeXT (openai/clip-vit-large-patch14-336); Qwen2.5-VL needs none.",
     )
     group.add_argument(
         "--anchorprune-config",
         type=_one_line(_read_config),
         metavar="JSON",
-        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "feature_cache_mb": 256}\'.',
+        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "positions": "native"}\'.',
     )
 
 

@@ -46,6 +46,11 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "anchorprune: vLLM's own --video-pruning-rate and --anchorprune-budget both choose "
             "visual tokens; give one of them"
         )
+    if engine_args.compilation_config.compile_mm_encoder:
+        raise ValueError(
+            "anchorprune: a compiled vision encoder cannot be looked into; leave out "
+            "compile_mm_encoder in --compilation-config"
+        )
     served_by = model_class(model_config.architecture)
     is_native = (config.positions or served_by.default_positions) == "native"
     if is_native and engine_args.pipeline_parallel_size > 1:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +18,9 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.signals.attention import cls_attention
+from anchorprune_vllm.tools.bench_attention import measure_received_attention
 from anchorprune_vllm.tools.bench_memory import measure_peak_memory
+from anchorprune_vllm.tools.bench_support import side_by_side
 
 PARAMS = AnchorParams()
 
@@ -60,7 +60,7 @@ def run_bench(repeats: int) -> None:
         kept = select_batch([item], PARAMS)[0].indices
         if len(set(kept.tolist()) ^ set(straightforward(item).tolist())) > shape.budget // 50:
             raise RuntimeError(f"the two forms disagree on {shape}")
-        loop, ours = _side_by_side(
+        loop, ours = side_by_side(
             [partial(straightforward, item), partial(select_batch, [item], PARAMS)], repeats
         )
         selection_ms[shape.model] = ours
@@ -79,7 +79,7 @@ def run_bench(repeats: int) -> None:
         runs: list[Callable[[], object]] = [
             partial(select_batch, [_random_candidates(shape, device)], PARAMS) for shape in shapes
         ]
-        one, five = _side_by_side(runs, repeats)
+        one, five = side_by_side(runs, repeats)
         table.add_row(
             f"{budget / 576:.1%}",
             *(str(budget), f"{one:.1f} ms"),
@@ -99,6 +99,22 @@ def run_bench(repeats: int) -> None:
         ("selection, K=64", selection_ms["LLaVA-1.5"]),
     ):
         table.add_row(step, f"{spent:.2f} ms", f"{spent / tower_ms:.2%}")
+    console.print(table)
+
+    with console.status("received attention in vLLM's Qwen2.5-VL"):
+        costs = measure_received_attention([32, 64, 128], min(repeats, 3))
+    table = Table(title=f"Received attention, and the Qwen2.5-VL tower it is taken from ({where})")
+    for column in ("patches", "tower", "with importance", "tower, peak", "with importance, peak"):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        table.add_row(
+            str(cost.patches),
+            f"{cost.tower_ms:.0f} ms",
+            f"{cost.with_importance_ms:.0f} ms ({cost.with_importance_ms / cost.tower_ms:.2f}x)",
+            f"{cost.tower_mebibytes:.0f} MiB",
+            f"{cost.with_importance_mebibytes:.0f} MiB "
+            f"({cost.with_importance_mebibytes / cost.tower_mebibytes:.2f}x)",
+        )
     console.print(table)
 
     with console.status("peak memory of vLLM's LLaVA-NeXT"):
@@ -178,21 +194,7 @@ def _tower_call(device: torch.device, repeats: int) -> tuple[float, float]:
         tower = CLIPVisionModel(config).to(dtype).eval()
         pixels = torch.randn(1, 3, 336, 336, dtype=dtype)
         query, key = torch.randn(2, 1, 577, 1024, dtype=dtype)
-        tower_ms, attention_ms = _side_by_side(
+        tower_ms, attention_ms = side_by_side(
             [lambda: tower(pixels), lambda: cls_attention(query, key, 16, 0.125)], repeats
         )
     return tower_ms, attention_ms
-
-
-def _side_by_side(runs: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Median milliseconds of each, taken in turns so that noise hits all alike."""
-    times: list[list[float]] = [[] for _ in runs]
-    for turn in range(repeats + 1):
-        for run, spent in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if turn:  # the first warms up
-                spent.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(spent) for spent in times]

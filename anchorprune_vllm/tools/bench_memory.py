@@ -7,19 +7,16 @@ layer's activations are gone before the next, so their number does not change th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
 from PIL import Image
-from torch.profiler import ProfilerActivity, profile
 from transformers import CLIPConfig, CLIPModel
 
+from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 
@@ -57,25 +54,7 @@ def _measure(model: LocalModel, budget: int | str) -> PeakMemory:
         model.model._pruner.forget_media()  # the vision tower is
         model.embed(processed)
 
-    return PeakMemory(budget, len(rows), _peak_bytes(call) / 2**20)
-
-
-def _peak_bytes(call: Callable[[], object]) -> int:
-    """How far torch's memory rises above its present level during a call."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - before
-    # A CPU has no such counter, but torch's profiler sees every allocation.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        call()
-    with NamedTemporaryFile(suffix=".json") as trace:
-        profiled.export_chrome_trace(trace.name)
-        events = json.loads(Path(trace.name).read_text())["traceEvents"]
-    changes = [event for event in events if event["name"] == "[memory]"]
-    in_order = sorted(changes, key=lambda event: event["ts"])
-    return max(accumulate(event["args"]["Bytes"] for event in in_order))
+    return PeakMemory(budget, len(rows), peak_bytes(call) / 2**20)
 
 
 def _write_model(path: Path) -> None:
@@ -84,14 +63,7 @@ def _write_model(path: Path) -> None:
     vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     text = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
     vision["num_hidden_layers"] = text["num_hidden_layers"] = _LAYERS
-    _edit(path / "config.json", vision_config=vision, text_config=text)
-    _edit(path / "clip" / "config.json", vision_config=vision, projection_dim=768)
+    edit_json(path / "config.json", vision_config=vision, text_config=text)
+    edit_json(path / "clip" / "config.json", vision_config=vision, projection_dim=768)
     (path / "clip" / "model.safetensors").unlink()
     CLIPModel(CLIPConfig.from_pretrained(path / "clip")).save_pretrained(path / "clip")
-
-
-def _edit(path: Path, **changes: Any) -> None:
-    config = json.loads(path.read_text())
-    for key, value in changes.items():
-        config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,22 @@ def native(any_model: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def tensor_parallel(any_model: Path) -> Iterator[LLM]:
+    with two_ranks(any_model) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def data_parallel_tower(any_model: Path) -> Iterator[LLM]:
+    """The language model is split over two ranks, the images of a call are divided among them."""
+    with two_ranks(any_model, mm_encoder_tp_mode="data") as llm:
+        yield llm
+
+
+@contextmanager
+def two_ranks(model: Path, **options: Any) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-        with make_engine(any_model, 16, tensor_parallel_size=2) as llm:
+        with make_engine(model, 16, tensor_parallel_size=2, **options) as llm:
             watch(llm)
             yield llm
 

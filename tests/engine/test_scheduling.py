@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from vllm import LLM
 
 from tests.support.dialects import prompt_of
@@ -70,14 +71,26 @@ def test_tower_calls_are_no_larger_than_unpruned(pruned: LLM, plugin_off: LLM) -
 
 
 def test_tensor_parallel(tensor_parallel: LLM, pruned: LLM, mixed: list[dict[str, Any]]) -> None:
-    requests = [*many_requests(16), *mixed]
-    forget_everything(pruned)
-    seen(pruned)
-    alone = [answer(pruned, item)[0] for item in requests]
-    kept = seen(pruned).kept
-    assert [answer(tensor_parallel, item)[0] for item in requests] == alone
-    ranks = tensor_parallel.collective_rpc(take_kept)
-    assert ranks == [kept, kept]
+    check_ranks(tensor_parallel, pruned, [*many_requests(16), *mixed])
+
+
+@pytest.mark.parametrize("any_model", ["qwen2.5-vl"], indirect=True)
+def test_data_parallel_tower(
+    data_parallel_tower: LLM, pruned: LLM, mixed: list[dict[str, Any]]
+) -> None:
+    # Several images in one call, and one alone: then a rank has none.
+    several = request(QUESTIONS[0], *(picture(350 + i, SIZES[i % len(SIZES)]) for i in range(5)))
+    check_ranks(data_parallel_tower, pruned, [several, *mixed])
+
+
+def check_ranks(parallel: LLM, alone: LLM, requests: list[dict[str, Any]]) -> None:
+    """Same answers and, on every rank, same kept tokens as with one rank."""
+    forget_everything(alone)
+    seen(alone)
+    answers = [answer(alone, item)[0] for item in requests]
+    kept = seen(alone).kept
+    assert [answer(parallel, item)[0] for item in requests] == answers
+    assert parallel.collective_rpc(take_kept) == [kept, kept]
 
 
 def take_kept(worker: Any) -> list[list[int]]:

@@ -166,6 +166,11 @@ def test_lora_on_the_tower(model: Path) -> None:
         start(model, enable_lora=True, enable_tower_connector_lora=True)
 
 
+def test_compiled_encoder(model: Path) -> None:
+    with pytest.raises(ValueError, match="leave out compile_mm_encoder in --compilation-config"):
+        start(model, compilation_config={"compile_mm_encoder": True})
+
+
 def test_server_defaults_do_not_go_through_processor_kwargs(model: Path) -> None:
     with pytest.raises(ValueError, match="is for single requests; set the server's defaults"):
         start(model, mm_processor_kwargs={"anchorprune": {"budget": 8}})

@@ -40,7 +40,7 @@ def process(model: LocalModel, *media: Any, budget: int | str, **options: Any) -
     return model.process(in_dialect(prompt, tokenizer), *media, budget=budget, **options)
 
 
-# One window, several, windows cut at the right, at the bottom and on both sides, one frame and more.
+# One window, several, windows cut at the right, at the bottom, on both sides, several frames.
 MEDIA = {
     "336x336": picture(1, (336, 336)),
     "448x336": picture(2, (448, 336)),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anchorprune_vllm.signals import attention
 from anchorprune_vllm.signals.attention import cls_attention, received_attention, tap_attention
-from anchorprune_vllm.tools.bench_memory import _peak_bytes
+from anchorprune_vllm.tools.bench_support import peak_bytes
 
 
 class Attention(nn.Module):
@@ -58,7 +58,7 @@ def test_received_holds_no_matrix() -> None:
     for tokens in (2048, 8192):
         query, key = torch.randn(2, tokens, 2, 8)
         call = partial(received_attention, query, key, [tokens], 0.3)
-        peaks.append(_peak_bytes(call) / tokens)
+        peaks.append(peak_bytes(call) / tokens)
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
     assert peaks[1] < 3 * 4 * attention._BLOCK_ELEMENTS_PER_TOKEN
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anchorprune_vllm.selection import select_batch
-from anchorprune_vllm.tools import bench, bench_memory
+from anchorprune_vllm.tools import bench, bench_attention, bench_memory, bench_support
 from anchorprune_vllm.tools.cli import main
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES
 
@@ -62,7 +62,7 @@ def test_bench_sees_the_highest_level_of_memory() -> None:
         torch.zeros(2**17)
         del second
 
-    assert bench_memory._peak_bytes(call) == pytest.approx(2 * 2**20, rel=1e-3)
+    assert bench_support.peak_bytes(call) == pytest.approx(2 * 2**20, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -70,3 +70,11 @@ def test_bench_measures_a_call_of_the_model() -> None:
     unpruned, pruned = bench_memory.measure_peak_memory(["100%", 7])
     assert (unpruned.tokens, pruned.tokens) == (5 * 576 + 48, 7)
     assert 0 < pruned.mebibytes < 1.1 * unpruned.mebibytes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bench_looks_into_the_tower() -> None:
+    (cost,) = bench_attention.measure_received_attention([8], repeats=1)
+    assert cost.patches == 64
+    assert cost.tower_ms > 0
+    assert cost.with_importance_mebibytes > cost.tower_mebibytes > 0

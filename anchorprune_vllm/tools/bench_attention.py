@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Received attention against the vision tower that it is taken from: vLLM's Qwen2.5-VL.
+
+The tower has half the 7B model's width and a quarter of its blocks: 7 with windows, 1 with full
+attention. Of the whole tower's 4 with full attention, one is looked into as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from anchorprune_vllm.models.qwen2_5_vl import importance_behind_outputs
+from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes, side_by_side
+from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.tools.local_model import LocalModel, one_rank
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """One call of the tower on a square picture, without and with importance."""
+
+    patches: int
+    tower_ms: float
+    with_importance_ms: float
+    tower_mebibytes: float
+    with_importance_mebibytes: float
+
+
+def measure_received_attention(sides: Sequence[int], repeats: int) -> list[AttentionCost]:
+    """For pictures of side x side patches."""
+    with TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        make_demo_model(scratch / "model", arch="qwen2.5-vl")
+        tower = {"hidden_size": 640, "num_heads": 8, "intermediate_size": 1712, "depth": 8}
+        config = scratch / "model" / "config.json"
+        edit_json(config, vision_config={**tower, "fullatt_block_indexes": [7]})
+        dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        with one_rank(scratch), torch.inference_mode():
+            model = LocalModel(scratch / "model", load_format="dummy", dtype=dtype)
+            return [_measure(model.model.visual, side, repeats) for side in sides]
+
+
+def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
+    grid = [[1, side, side]]
+    pixels = torch.randint(256, (side * side, 3 * 2 * 14 * 14), dtype=torch.uint8)
+
+    def plain() -> None:
+        visual(pixels, grid_thw=grid)
+
+    def with_importance() -> None:
+        with importance_behind_outputs(visual):
+            visual(pixels, grid_thw=grid)
+
+    times = side_by_side([plain, with_importance], repeats)
+    peaks = [peak_bytes(call) / 2**20 for call in (plain, with_importance)]
+    return AttentionCost(side * side, *times, *peaks)
