@@ -21,6 +21,7 @@ from torch import Tensor
 from anchorprune_vllm.channels import append_numbers, split_numbers
 from anchorprune_vllm.selection.host import to_device
 
+CHANNELS = 3  # of M-RoPE: time, height, width. vLLM has no fewer.
 _DIGITS = 3  # positions below 2 ** 24
 
 
@@ -39,23 +40,28 @@ class MediaPositions(NamedTuple):
     """Where the tokens of one item are, seen from its first position."""
 
     relative: Tensor
-    """[N, C] int64."""
+    """[N, CHANNELS] int64."""
     extent: int
 
     @classmethod
     def in_line(cls, tokens: int) -> MediaPositions:
-        """One channel, one position after the other."""
-        return cls(torch.arange(tokens)[:, None], tokens)
+        """One position after the other, the same in all channels."""
+        return cls.at(torch.arange(tokens), tokens)
+
+    @classmethod
+    def at(cls, places: Tensor, extent: int) -> MediaPositions:
+        """Given positions [N], the same in all channels."""
+        return cls(places[:, None].expand(-1, CHANNELS), extent)
 
     def of(self, indices: Tensor) -> MediaPositions:
         """Those of some tokens, given by indices [K] on any device."""
         return MediaPositions(to_device(self.relative, indices.device)[indices], self.extent)
 
 
-def prompt_positions(length: int, spans: Sequence[MediaSpan], channels: int) -> tuple[Tensor, int]:
+def prompt_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[Tensor, int]:
     """Positions of a prompt before its media are encoded, and what vLLM calls their delta.
 
-    Returns [channels, length], and one column more if the prompt ends in an item: the position of
+    Returns [CHANNELS, length], and one column more if the prompt ends in an item: the position of
     the first answer token, which nothing else in the prompt tells then.
     """
     parts: list[Tensor] = []
@@ -69,12 +75,12 @@ def prompt_positions(length: int, spans: Sequence[MediaSpan], channels: int) -> 
         at = span.offset + span.kept
     ends_in_media = bool(spans) and at == length
     parts.append(torch.arange(position, position + length - at + ends_in_media))
-    positions = torch.cat(parts).expand(channels, -1).contiguous()
+    positions = torch.cat(parts).expand(CHANNELS, -1).contiguous()
     return positions, position + length - at - length
 
 
 def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:
-    """Rows [K, H] of an item with their positions [K, C] and its extent as channels behind them."""
+    """Rows [K, H] of an item with their positions and its extent as numbers behind them."""
     relative = to_device(positions.relative, rows.device)
     extent = torch.full((len(rows), 1), positions.extent, device=rows.device)
     return append_numbers(rows, torch.cat([relative, extent], dim=1), _DIGITS)
@@ -107,8 +113,7 @@ def place_media(
         return [], positions, int(end) - length
 
     # 1. What the rows carry.
-    channels = len(positions)
-    split = [split_numbers(part, channels + 1, _DIGITS) for part in rows]
+    split = [split_numbers(part, CHANNELS + 1, _DIGITS) for part in rows]
     numbers = torch.cat([carried for _, carried in split]).to(positions.device)
     relative, extent = numbers[:, :-1].T, numbers[:, -1]
 

@@ -15,6 +15,7 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.positions import CHANNELS
 from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import AnchorParams
@@ -40,9 +41,9 @@ def text_encoder_of(hf_config: Any, config: PruneConfig) -> str:
 
 
 def _use_native_positions(text_config: Any) -> None:
-    """Give a language model with ordinary rotary positions vLLM's M-RoPE, of one channel.
+    """Give a language model with ordinary rotary positions vLLM's M-RoPE.
 
-    With one channel that is the same rotation; and vLLM keeps positions per request.
+    With equal positions in all channels that is the same rotation; and vLLM keeps them per request.
     """
     rope = text_config.rope_parameters
     kind = rope.get("rope_type", "default")
@@ -54,8 +55,10 @@ def _use_native_positions(text_config: Any) -> None:
     head_size = getattr(text_config, "head_dim", None) or (
         text_config.hidden_size // text_config.num_attention_heads
     )
-    rotary_size = int(head_size * rope.get("partial_rotary_factor", 1.0))
-    text_config.rope_parameters = {**rope, "mrope_section": [rotary_size // 2]}
+    half = int(head_size * rope.get("partial_rotary_factor", 1.0)) // 2
+    third = half // CHANNELS
+    sections = [half - (CHANNELS - 1) * third, *[third] * (CHANNELS - 1)]
+    text_config.rope_parameters = {**rope, "mrope_section": sections}
 
 
 def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,7 @@ class _Images:
         if plan.keeps_all:
             return MediaPositions.in_line(plan.tokens.unpruned)
         places = self._places(item)
-        return MediaPositions(places[places >= 0][:, None], plan.tokens.unpruned)
+        return MediaPositions.at(places[places >= 0], plan.tokens.unpruned)
 
     def _places(self, item: int) -> Tensor:
         return places_of(self._model.config, self._sizes[item])

@@ -73,7 +73,6 @@ class PrunedModel:
 
     modalities: tuple[str, ...] = ("image",)
     default_positions: Positions = "compact"
-    position_channels = 1
     supports_mrope = True  # asked only where the config says that the model uses it
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -146,7 +145,7 @@ class PrunedModel:
             MediaSpan(item.mm_position.offset, item.mm_position.length, self._extent(item))
             for item in mm_features
         ]
-        return prompt_positions(len(input_tokens), spans, self.position_channels)
+        return prompt_positions(len(input_tokens), spans)
 
     def recompute_mrope_positions(
         self,

@@ -187,7 +187,6 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
 
     modalities = ("image", "video")
     default_positions = "native"
-    position_channels = 3
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:

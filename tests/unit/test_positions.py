@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anchorprune_vllm.positions import (
+    CHANNELS,
     MediaPositions,
     MediaSpan,
     place_media,
@@ -28,7 +29,7 @@ class Item:
     """Media in a prompt: the kept ones of an unpruned layout of positions."""
 
     token: int
-    relative: Tensor  # [K, C]
+    relative: Tensor  # [K, CHANNELS]
     extent: int
     offset: int = 0
 
@@ -47,7 +48,7 @@ class Prompt:
     after: int
 
     @classmethod
-    def of(cls, parts: list[int | Item], channels: int) -> Prompt:
+    def of(cls, parts: list[int | Item]) -> Prompt:
         """Parts are numbers of text tokens, or items."""
         ids: list[int] = []
         expected: list[list[int]] = []
@@ -55,7 +56,7 @@ class Prompt:
         for part in parts:
             if isinstance(part, int):
                 ids += [1] * part
-                expected += [[position + i] * channels for i in range(part)]
+                expected += [[position + i] * CHANNELS for i in range(part)]
                 position += part
             else:
                 part.offset = len(ids)
@@ -84,7 +85,7 @@ def check_window(prompt: Prompt, positions: Tensor, start: int, end: int) -> Non
 
 
 @st.composite
-def prompts(draw: st.DrawFn, channels: int) -> Prompt:
+def prompts(draw: st.DrawFn) -> Prompt:
     rng = random.Random(draw(st.integers(0, 2**32)))
     parts: list[int | Item] = []
     for _ in range(draw(st.integers(1, 5))):
@@ -94,22 +95,19 @@ def prompts(draw: st.DrawFn, channels: int) -> Prompt:
             extent = rng.choice([1, 3, 30, 300, 70_000])
             kept = rng.randrange(1, 9)
             relative = torch.tensor(
-                [[rng.randrange(extent) for _ in range(channels)] for _ in range(kept)]
+                [[rng.randrange(extent) for _ in range(CHANNELS)] for _ in range(kept)]
             )
             parts.append(Item(rng.choice([IMAGE, VIDEO]), relative, extent))
-    return Prompt.of(parts, channels)
+    return Prompt.of(parts)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_cut_gives_the_positions_of_the_unpruned_prompt(
-    channels: int, dtype: torch.dtype
-) -> None:
+def test_every_cut_gives_the_positions_of_the_unpruned_prompt(dtype: torch.dtype) -> None:
     @settings(max_examples=150, deadline=None)
-    @given(prompts(channels), st.randoms())
+    @given(prompts(), st.randoms())
     def check(prompt: Prompt, rng: random.Random) -> None:
         length = len(prompt.ids)
-        positions, delta = prompt_positions(length, prompt.spans(), channels)
+        positions, delta = prompt_positions(length, prompt.spans())
         assert delta == prompt.after - length
         start = rng.randrange(length)  # a prefix hit, perhaps inside an item
         restarts = rng.randrange(3)
@@ -141,10 +139,10 @@ def test_every_cut_gives_the_positions_of_the_unpruned_prompt(
 
 def test_the_second_runner_has_no_column_for_the_answer() -> None:
     """It stores as many positions as tokens: the delta comes with the last row."""
-    item = Item(IMAGE, torch.tensor([[0], [5], [6]]), extent=40)
-    prompt = Prompt.of([4, item], channels=1)
-    positions, _ = prompt_positions(7, prompt.spans(), 1)
-    assert positions.shape == (1, 8)
+    item = Item(IMAGE, torch.tensor([[0, 0, 0], [0, 5, 2], [0, 6, 1]]), extent=40)
+    prompt = Prompt.of([4, item])
+    positions, _ = prompt_positions(7, prompt.spans())
+    assert positions.shape == (3, 8)
     stored = positions[:, :7].clone()
     ids = torch.tensor(prompt.ids)
     for start, end in ((0, 5), (5, 7)):
@@ -156,7 +154,7 @@ def test_the_second_runner_has_no_column_for_the_answer() -> None:
 
 
 def test_text_alone() -> None:
-    positions, delta = prompt_positions(5, [], 3)
+    positions, delta = prompt_positions(5, [])
     assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
     assert delta == 0
     assert place_media([1] * 5, [IMAGE], [], positions, 0)[1:] == (positions, 0)
@@ -164,9 +162,9 @@ def test_text_alone() -> None:
 
 def test_placing_waits_for_no_device() -> None:
     """On the meta device nothing has a value; only the delta may be read, and fails here."""
-    item = Item(IMAGE, torch.tensor([[0], [5]]), extent=9)
+    item = Item(IMAGE, torch.tensor([[0, 0, 0], [0, 5, 2]]), extent=9)
     rows = [item.rows(torch.bfloat16).to("meta")]
-    positions = torch.empty(1, 6, dtype=torch.long, device="meta")
+    positions = torch.empty(3, 6, dtype=torch.long, device="meta")
     ids = torch.empty(6, dtype=torch.long, device="meta")
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         place_media(ids, [IMAGE], rows, positions, 2)
