@@ -52,11 +52,26 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "compile_mm_encoder in --compilation-config"
         )
     served_by = model_class(model_config.architecture)
-    is_native = (config.positions or served_by.default_positions) == "native"
-    if is_native and engine_args.pipeline_parallel_size > 1:
+    served_by.check(model_config, config)
+    if (config.positions or served_by.default_positions) == "native":
+        _check_native_positions(engine_args)
+        served_by.use_native_positions(model_config.hf_config)
+
+
+def _check_native_positions(engine_args: Any) -> None:
+    """Refuse what vLLM does not combine with positions that come from the encoder."""
+    prefix = "anchorprune: native positions cannot be combined with"
+    if engine_args.pipeline_parallel_size > 1:
         # Of several stages only the first sees the media, and so learns their positions.
         raise ValueError(
-            "anchorprune: native positions cannot be combined with pipeline parallelism; give "
-            f"--pipeline-parallel-size 1 instead of {engine_args.pipeline_parallel_size}"
+            f"{prefix} pipeline parallelism; give --pipeline-parallel-size 1 instead of "
+            f"{engine_args.pipeline_parallel_size}"
         )
-    served_by.check(model_config, config)
+    if engine_args.enable_prompt_embeds:
+        raise ValueError(f"{prefix} embeddings as prompts; leave out --enable-prompt-embeds")
+    if engine_args.speculative_config and engine_args.async_scheduling is not False:
+        # vLLM corrects positions on the device then, and overwrites that for pruned models.
+        raise ValueError(
+            f"{prefix} speculative decoding under asynchronous scheduling; give "
+            "--no-async-scheduling"
+        )

@@ -120,7 +120,7 @@ def place_media(
     # 2. The n-th row belongs to the n-th placeholder from `num_computed` on. A draft model's rows
     #    begin one token later: then the rows meet tokens that are placed already, and stay so.
     ids = torch.as_tensor(input_ids, device=positions.device)[num_computed:]
-    is_media = torch.isin(ids, torch.tensor(media_tokens, device=ids.device))
+    is_media = torch.isin(ids, to_device(media_tokens, ids.device))
     row = is_media.cumsum(0) - 1
     row_here = row.clamp(0, len(extent) - 1)
     now = positions[:, num_computed:length]

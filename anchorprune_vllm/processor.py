@@ -28,7 +28,7 @@ from vllm.multimodal.processing import (
 from vllm.renderers.hf import resolve_chat_template
 
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys
+from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.plan import (
     ItemPlan,
@@ -69,6 +69,8 @@ _Requests = Mapping[str, Sequence[_Request]]
 class PruningProcessor(BaseMultiModalProcessor):
     """Mixin: list it before the vLLM processor that it extends."""
 
+    default_positions: Positions = "compact"
+
     def __init__(self, info: BaseProcessingInfo, dummy_inputs: Any) -> None:
         super().__init__(info, dummy_inputs)
         model_config = info.ctx.model_config
@@ -106,7 +108,23 @@ class PruningProcessor(BaseMultiModalProcessor):
         with timing_ctx.record("anchorprune_read_request"):
             requests = self._read_requests(inputs)
         kwargs = {**inputs.hf_processor_mm_kwargs, CONFIG_KEY: requests}
-        return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+        result = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+        if (self.prune_config.positions or self.default_positions) == "native":
+            self._refuse_stray_placeholders(result)
+        return result
+
+    def _refuse_stray_placeholders(self, result: Any) -> None:
+        """In the worker, the n-th placeholder is the n-th visual token: there may be no others."""
+        ids = list(self._media_token_ids().values())
+        found = sum(token in ids for token in result["prompt_token_ids"])
+        placed = sum(
+            place.length for places in result["mm_placeholders"].values() for place in places
+        )
+        if found != placed:
+            raise ValueError(
+                f"anchorprune: the prompt's text contains {found - placed} media placeholders that "
+                "stand for no image or video; remove them from the text"
+            )
 
     def _read_requests(self, inputs: ProcessorInputs) -> _Requests:
         override = inputs.hf_processor_mm_kwargs.get(CONFIG_KEY, {})

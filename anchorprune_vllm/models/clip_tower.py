@@ -40,27 +40,6 @@ def text_encoder_of(hf_config: Any, config: PruneConfig) -> str:
     return find_text_encoder(vision_config, config.text_encoder)
 
 
-def _use_native_positions(text_config: Any) -> None:
-    """Give a language model with ordinary rotary positions vLLM's M-RoPE.
-
-    With equal positions in all channels that is the same rotation; and vLLM keeps them per request.
-    """
-    rope = text_config.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind != "default":
-        raise ValueError(
-            f"anchorprune: positions 'native' need plain rotary embeddings, this model's are "
-            f"{kind!r}; leave positions out or choose 'compact'"
-        )
-    head_size = getattr(text_config, "head_dim", None) or (
-        text_config.hidden_size // text_config.num_attention_heads
-    )
-    half = int(head_size * rope.get("partial_rotary_factor", 1.0)) // 2
-    third = half // CHANNELS
-    sections = [half - (CHANNELS - 1) * third, *[third] * (CHANNELS - 1)]
-    text_config.rope_parameters = {**rope, "mrope_section": sections}
-
-
 def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """Run a LLaVA-like model's tower on [B, 3, H, W] and take [CLS] attention on the way.
 
@@ -109,8 +88,27 @@ class ClipPrunedModel(PrunedModel):
                 f"(vision_feature_layer {layer}); pruning needs a single number"
             )
         check_files(text_encoder_of(model_config.hf_config, config))
-        if config.positions == "native":
-            _use_native_positions(model_config.hf_config.get_text_config())
+
+    @classmethod
+    def use_native_positions(cls, hf_config: Any) -> None:
+        # On the whole model's config: the language model's own keeps ordinary rotary embeddings.
+        hf_config.mrope_section = [1] * CHANNELS
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self._native_positions:
+            # All channels are equal. Behind the language model's last position there is none.
+            text_config = self.config.get_text_config()  # type: ignore[attr-defined]
+            positions = positions[0].clamp(max=text_config.max_position_embeddings - 1)
+        return super().forward(  # type: ignore[misc]
+            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
+        )
 
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_index]  # type: ignore[attr-defined]

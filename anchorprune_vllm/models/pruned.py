@@ -16,6 +16,7 @@ from vllm.distributed import get_pp_group
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
+from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
@@ -85,6 +86,7 @@ class PrunedModel:
             return
         if (config.positions or self.default_positions) == "native":
             self._native_positions = self.supports_multimodal_pruning = True
+            self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -95,6 +97,10 @@ class PrunedModel:
     @abstractmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
         """Raise ValueError, before anything is loaded, if this checkpoint cannot be pruned."""
+
+    @classmethod
+    def use_native_positions(cls, hf_config: Any) -> None:
+        """Make vLLM keep positions per request, as it does for M-RoPE models."""
 
     @abstractmethod
     def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
@@ -158,13 +164,14 @@ class PrunedModel:
             return super().recompute_mrope_positions(  # type: ignore[misc]
                 input_ids, multimodal_embeddings, mrope_positions, num_computed_tokens
             )
-        return place_media(
-            input_ids,
-            self._media_token_ids(),
-            multimodal_embeddings,
-            mrope_positions,
-            num_computed_tokens,
-        )
+        with gpu_sync_allowed():  # as vLLM: positions are kept where the host reads them
+            return place_media(
+                input_ids,
+                self._media_token_ids(),
+                multimodal_embeddings,
+                mrope_positions,
+                num_computed_tokens,
+            )
 
 
 def _yes() -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -51,6 +50,8 @@ _FLOAT32_DIGITS = 4  # the bits of a float32, a byte in each channel
 class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
     """Qwen2.5-VL prompts with K placeholders per image or video."""
 
+    default_positions = "native"
+
     def _media_token_ids(self) -> Mapping[str, int]:
         config = self.info.get_hf_config()
         return {"image": config.image_token_id, "video": config.video_token_id}
@@ -63,7 +64,7 @@ class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
 
         def tokenize(query: str) -> Tensor:
             ids = tokenizer.encode(query, add_special_tokens=False)
-            return torch.tensor([ids] if ids else [], dtype=torch.int64).reshape(-1, len(ids))
+            return torch.tensor(ids, dtype=torch.int64).reshape(min(1, len(ids)), len(ids))
 
         return tokenize
 
@@ -204,6 +205,8 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
     def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
         log_active(config, _TEXT_ENCODER)
         if vllm_config.compilation_config.cudagraph_mm_encoder:
+            # They would bypass `embed_multimodal`, and so the pruner.
+            vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         device = vllm_config.device_config.device
         return VisualPruner(
@@ -243,15 +246,11 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
         grids = kwargs[f"{modality}_grid_thw"].tolist()
         time_factors = [1.0] * len(grids)
         if modality == "video":
-            seconds = kwargs.get("second_per_grid_ts")
-            per_frame = [1.0] * len(grids) if seconds is None else seconds.tolist()
-            time_factors = [second * vision.tokens_per_second for second in per_frame]
+            given = kwargs.get("second_per_grid_ts")
+            per_frame = [1.0] * len(grids) if given is None else given.tolist()
+            per_second = getattr(vision, "tokens_per_second", 1.0)  # as vLLM counts
+            time_factors = [seconds * per_second for seconds in per_frame]
         return [
             grid_positions(merged(grid, vision.spatial_merge_size), time_factor)
             for grid, time_factor in zip(grids, time_factors, strict=True)
         ]
-
-    def get_encoder_cudagraph_config(self) -> Any:
-        # Graphs would bypass `embed_multimodal`, and so the pruner.
-        config = super().get_encoder_cudagraph_config()
-        return config if self._pruner is None else replace(config, modalities=[])

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 Measure = Callable[[Tensor, Tensor, Any], Tensor]
 
-# Of the attention matrix at a time: 4 KiB per token, less than a tower's own activations.
-_BLOCK_ELEMENTS_PER_TOKEN = 1024
+# Of the attention matrix at a time, per token and head: less than a tower's own activations.
+_BLOCK_ROWS = 64
 
 
 def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> Tensor:
@@ -42,12 +42,11 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
     query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
     """
     received = []
-    block_elements = _BLOCK_ELEMENTS_PER_TOKEN * len(key)
     for q, k in zip(query.split(list(segments)), key.split(list(segments)), strict=True):
         keys = k.permute(1, 2, 0).float()  # [H, D, T]
-        heads, _, tokens = keys.shape
+        tokens = keys.shape[2]
         total = keys.new_zeros(tokens)
-        for rows in q.split(max(1, block_elements // (heads * tokens))):
+        for rows in q.split(max(1, _BLOCK_ROWS * len(key) // tokens)):
             weights = torch.bmm(rows.transpose(0, 1).float() * scale, keys)  # [H, R, T]
             weights.sub_(weights.amax(2, keepdim=True)).exp_()
             # Dividing the rows by their sums and adding them up is one more product.

@@ -45,7 +45,7 @@ def check(
         )
         for start in starts:
             for token, position in start.items():
-                # Where the model has one channel, vLLM repeats it.
+                # transformers has one channel for a LLaVA, vLLM three that are equal.
                 repeat = len(position) // len(expected[token])
                 assert list(position) == expected[token] * repeat, token
         prompt_length = len(output.prompt_token_ids)

@@ -48,7 +48,7 @@ def test_budgets(pruned: LLM, reference: Reference, size: tuple[int, int]) -> No
     image = picture(20, size)
     candidates, unpruned = sum(reference.unit_sizes(image)), reference.unpruned(image)
     budgets: dict[int | str, int] = {
-        **{1: 1, "25%": candidates // 4, "50%": candidates // 2},
+        **{1: 1, "25%": (candidates + 2) // 4, "50%": (candidates + 1) // 2},
         **{candidates - 1: candidates - 1, candidates: unpruned, 9999: unpruned, "100%": unpruned},
     }
     asked = [request(QUESTIONS[1], image, override={"budget": budget}) for budget in budgets]

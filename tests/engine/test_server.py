@@ -51,7 +51,7 @@ def test_prompt_tokens(
     client: OpenAI, reference: Reference, override: Any, kept: int | str
 ) -> None:
     image = picture(600)
-    counts = {"half": sum(reference.unit_sizes(image)) // 2, "all": reference.unpruned(image)}
+    counts = {"half": (sum(reference.unit_sizes(image)) + 1) // 2, "all": reference.unpruned(image)}
     kept = counts.get(kept, kept)
     usage = chat(client, user(QUESTIONS[0], 600), override=override).usage
     assert usage.prompt_tokens == text_tokens(reference, QUESTIONS[0]) + kept

@@ -138,10 +138,23 @@ class TestNativePositions:
         with pytest.raises(ValueError, match="native positions cannot be combined with pipeline"):
             start(model, pipeline_parallel_size=2, settings={"positions": "native"})
 
-    def test_scaled_rotary_embeddings(self, model: Path) -> None:
-        rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
-        with pytest.raises(ValueError, match="need plain rotary embeddings, this model's are 'lin"):
-            start(model, settings={"positions": "native"}, hf_overrides={"text_config": rope})
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"enable_prompt_embeds": True}, "leave out --enable-prompt-embeds"),
+            ({"speculative_config": {"method": "ngram"}}, "give --no-async-scheduling"),
+        ],
+    )
+    def test_other_ways_to_prompt_and_decode(
+        self, model: Path, options: dict[str, Any], words: str
+    ) -> None:
+        start(model, **options)
+        with pytest.raises(ValueError, match=words):
+            start(model, settings={"positions": "native"}, **options)
+
+    def test_speculation_without_asynchronous_scheduling(self, model: Path) -> None:
+        speculation = {"speculative_config": {"method": "ngram"}, "async_scheduling": False}
+        start(model, settings={"positions": "native"}, **speculation)
 
 
 def test_architecture_that_cannot_be_pruned(model: Path, tmp_path: Path) -> None:

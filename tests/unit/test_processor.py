@@ -18,8 +18,8 @@ import anchorprune_vllm
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.tools.local_model import plans_of
-from tests.support.dialects import in_dialect
-from tests.support.pictures import QUESTIONS, picture
+from tests.support.dialects import in_dialect, prompt_of
+from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
 
 
@@ -74,7 +74,7 @@ def test_placeholders_equal_the_plan(
     image = picture(1, size)
     sizes, unpruned = reference.unit_sizes(image), reference.unpruned(image)
     total = sum(sizes)
-    for budget, kept in ((1, 1), (7, 7), ("50%", total // 2), (total - 1, total - 1)):
+    for budget, kept in ((1, 1), (7, 7), ("50%", (total + 1) // 2), (total - 1, total - 1)):
         out = process(processor, ask("Why?"), image, override={"budget": budget})
         (plan,) = plans_of(out)
         assert (placeholders(out), plan.kept) == (kept, kept)
@@ -176,6 +176,29 @@ def test_the_clients_own_embeddings_are_passed_on(any_model: Path) -> None:
     )
     assert out["mm_placeholders"]["image"][0].length == 30
     assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
+
+
+def test_videos_may_have_a_budget_of_their_own(demo_models: Any) -> None:
+    processor = make(demo_models("qwen2.5-vl"), budget=20, video_budget="10%")
+    out = processor(
+        in_dialect(prompt_of("Why?", images=1, videos=1), processor.info.get_tokenizer()),
+        processor.info.parse_mm_data({"image": [picture(1)], "video": [clip(2, frames=6)]}),
+    )
+    (image,), (video,) = (plans_of(out, modality) for modality in ("image", "video"))
+    assert image.kept == 20
+    assert video.tokens.unit_sizes == (144, 144, 144)
+    assert video.kept == 43
+    kept = {name: places[0].length for name, places in out["mm_placeholders"].items()}
+    assert kept == {"image": 20, "video": 43}
+
+
+def test_stray_placeholders(any_model: Path) -> None:
+    """Under native positions they would be taken for visual tokens."""
+    processor = make(any_model, positions="native")
+    token = processor.info.get_tokenizer().decode(processor._media_token_ids()["image"])
+    process(processor, ask("Why?"), picture(1))
+    with pytest.raises(ValueError, match="contains 1 media placeholders that stand for no image"):
+        process(processor, ask(f"Why {token}?"), picture(1))
 
 
 def test_dummies_need_as_much_as_any_request(processor: Any) -> None:

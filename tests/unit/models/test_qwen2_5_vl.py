@@ -125,6 +125,16 @@ def test_placeholders_equal_rows(model: LocalModel) -> None:
         assert len(plan.tokens.unit_sizes) == (1 if modality == "image" else -(-len(media[0]) // 2))
 
 
+def test_the_clients_own_embeddings_get_positions(model: LocalModel) -> None:
+    given = torch.randn(30, 128)
+    (rows,) = model.model.embed_multimodal(
+        image_embeds=given, image_grid_thw=torch.tensor([[1, 10, 12]])
+    )
+    clean, numbers = split_numbers(rows, 4, 3)
+    assert torch.equal(clean, given)
+    assert numbers.tolist() == [[0, row, column, 6] for row in range(5) for column in range(6)]
+
+
 class Feature(SimpleNamespace):
     """One item of a request, as the model is told of it."""
 
