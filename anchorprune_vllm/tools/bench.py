@@ -102,7 +102,7 @@ def run_bench(repeats: int) -> None:
     console.print(table)
 
     with console.status("received attention in vLLM's Qwen2.5-VL"):
-        costs = measure_received_attention([32, 64, 128], min(repeats, 3))
+        costs = measure_received_attention([32, 64, 128], min(repeats, 2))
     table = Table(title=f"Received attention, and the Qwen2.5-VL tower it is taken from ({where})")
     for column in ("patches", "tower", "with importance", "tower, peak", "with importance, peak"):
         table.add_column(column, justify="right")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Received attention against the vision tower that it is taken from: vLLM's Qwen2.5-VL.
 
-The tower has half the 7B model's width and a quarter of its blocks: 7 with windows, 1 with full
+The tower has a quarter of the 7B model's width and of its blocks: 7 with windows, 1 with full
 attention. Of the whole tower's 4 with full attention, one is looked into as well.
 """
 
@@ -36,7 +36,7 @@ def measure_received_attention(sides: Sequence[int], repeats: int) -> list[Atten
     with TemporaryDirectory() as directory:
         scratch = Path(directory)
         make_demo_model(scratch / "model", arch="qwen2.5-vl")
-        tower = {"hidden_size": 640, "num_heads": 8, "intermediate_size": 1712, "depth": 8}
+        tower = {"hidden_size": 320, "num_heads": 4, "intermediate_size": 856, "depth": 8}
         config = scratch / "model" / "config.json"
         edit_json(config, vision_config={**tower, "fullatt_block_indexes": [7]})
         dtype = "bfloat16" if torch.cuda.is_available() else "float32"
