@@ -8,7 +8,7 @@ import pytest
 from anchorprune_vllm.tools.local_model import one_rank
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The process group that models need."""
     with one_rank(tmp_path_factory.mktemp("rank")):

@@ -133,10 +133,10 @@ def test_chat_template_renders_as_the_hub_s(processor):
 @pytest.mark.parametrize(
     ("size", "grid"),
     [
-        ((260, 200), [14, 18]),
+        ((420, 560), [40, 30]),
         ((1008, 1008), [72, 72]),
         ((2016, 2016), [72, 72]),
-        ((10, 10), [4, 4]),
+        ((10, 10), [24, 24]),  # never less than 336 x 336 pixels
     ],
 )
 def test_one_placeholder_per_four_patches(processor, size, grid):
@@ -147,7 +147,7 @@ def test_one_placeholder_per_four_patches(processor, size, grid):
 
 
 def test_two_frames_of_a_video_are_one_step_in_time(processor):
-    frames = np.zeros((6, 140, 168, 3), dtype=np.uint8)
+    frames = np.zeros((6, 420, 336, 3), dtype=np.uint8)
     metadata = {"fps": 4.0, "total_num_frames": 6, "frames_indices": list(range(6))}
     inputs = processor(
         text="<|video_pad|>",
@@ -156,8 +156,8 @@ def test_two_frames_of_a_video_are_one_step_in_time(processor):
         do_sample_frames=False,
         return_tensors="pt",
     )
-    assert inputs.video_grid_thw.tolist() == [[3, 10, 12]]
-    assert inputs.input_ids.tolist() == [[processor.video_token_id] * 90]
+    assert inputs.video_grid_thw.tolist() == [[3, 30, 24]]
+    assert inputs.input_ids.tolist() == [[processor.video_token_id] * 540]
     assert inputs.second_per_grid_ts.tolist() == [0.5]
 
 
