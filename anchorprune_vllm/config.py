@@ -96,6 +96,10 @@ class PruneConfig:
             for name, value in values.items()
         }
 
+    def has_native_positions(self, default: Positions) -> bool:
+        """Whether kept tokens have the unpruned prompt's positions; `default` is the model's."""
+        return (self.positions or default) == "native"
+
     def budget_for(self, modality: str) -> Budget:
         """The budget of one image or of one video."""
         if modality == "video" and self.video_budget is not None:

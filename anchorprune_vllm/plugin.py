@@ -53,7 +53,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
         )
     served_by = model_class(model_config.architecture)
     served_by.check(model_config, config)
-    if (config.positions or served_by.default_positions) == "native":
+    if config.has_native_positions(served_by.default_positions):
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
 

@@ -76,7 +76,7 @@ def prompt_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[Tensor, i
     ends_in_media = bool(spans) and at == length
     parts.append(torch.arange(position, position + length - at + ends_in_media))
     positions = torch.cat(parts).expand(CHANNELS, -1).contiguous()
-    return positions, position + length - at - length
+    return positions, position - at
 
 
 def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:

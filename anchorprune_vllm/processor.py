@@ -109,7 +109,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             requests = self._read_requests(inputs)
         kwargs = {**inputs.hf_processor_mm_kwargs, CONFIG_KEY: requests}
         result = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
-        if (self.prune_config.positions or self.default_positions) == "native":
+        if self.prune_config.has_native_positions(self.default_positions):
             self._refuse_stray_placeholders(result)
         return result
 

@@ -9,16 +9,12 @@ from typing import Any
 from torch import Tensor
 from transformers import CLIPVisionConfig
 from vllm.config import VllmConfig
-from vllm.distributed import tensor_model_parallel_all_reduce
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.feature_cache import FeatureCache
 from anchorprune_vllm.logger import log_active
-from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.models.pruned import PrunedModel, mean_over_heads
 from anchorprune_vllm.positions import CHANNELS
 from anchorprune_vllm.processor import PruningProcessor
-from anchorprune_vllm.pruner import VisualPruner
-from anchorprune_vllm.selection import AnchorParams
 from anchorprune_vllm.signals.attention import cls_attention, tap_attention
 from anchorprune_vllm.signals.clip import (
     ClipPair,
@@ -50,12 +46,11 @@ def encode_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     with tap_attention(attention, _cls_attention) as taken:
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
     (importance,) = taken
-    heads = model.config.vision_config.num_attention_heads
-    if attention.num_heads != heads:
-        # Heads are split over tensor-parallel ranks; every rank must see the same sum.
-        importance = tensor_model_parallel_all_reduce(importance)
+    importance = mean_over_heads(
+        importance, attention, model.config.vision_config.num_attention_heads
+    )
     # The tower may have dropped [CLS], the first token, from its output.
-    return hidden, importance[:, -hidden.shape[1] :] / heads
+    return hidden, importance[:, -hidden.shape[1] :]
 
 
 def _cls_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
@@ -113,27 +108,18 @@ class ClipPrunedModel(PrunedModel):
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_index]  # type: ignore[attr-defined]
 
-    def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
+    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> ClipSignals:
         model_config = vllm_config.model_config
-        dtype, device = model_config.dtype, vllm_config.device_config.device
         text_encoder = text_encoder_of(model_config.hf_config, config)
         log_active(config, text_encoder)
-        pair = ClipPair(text_encoder, dtype, device)
+        pair = ClipPair(text_encoder, model_config.dtype, vllm_config.device_config.device)
         # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
-        model: Any = self
         for number, tensor in enumerate(pair.tensors()):
-            model.register_buffer(f"anchorprune_{number}", tensor, persistent=False)
-        return VisualPruner(
-            signals=ClipSignals(pair),
-            params=AnchorParams(
-                config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
-            ),
-            cache=FeatureCache(
-                capacity_bytes=config.feature_cache_mb * 2**20,
-                page_tokens=model.vision_tower.vision_model.embeddings.num_positions,
-                hidden_size=model_config.hf_config.vision_config.hidden_size,
-                dtype=dtype,
-                device=device,
-            ),
-            max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
-        )
+            self.register_buffer(  # type: ignore[attr-defined]
+                f"anchorprune_{number}", tensor, persistent=False
+            )
+        return ClipSignals(pair)
+
+    def _feature_shape(self) -> tuple[int, int]:
+        embeddings = self.vision_tower.vision_model.embeddings  # type: ignore[attr-defined]
+        return embeddings.num_positions, embeddings.embed_dim

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
 from anchorprune_vllm.config import Positions, PruneConfig
+from anchorprune_vllm.feature_cache import FeatureCache
 from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
 from anchorprune_vllm.positions import (
     MediaPositions,
@@ -28,7 +29,8 @@ from anchorprune_vllm.positions import (
     with_positions,
 )
 from anchorprune_vllm.processor import PruningProcessor, refuse_overrides
-from anchorprune_vllm.pruner import PrunableModel, VisualPruner
+from anchorprune_vllm.pruner import PrunableModel, Signals, VisualPruner
+from anchorprune_vllm.selection import AnchorParams
 
 _Model = TypeVar("_Model", bound=type)
 
@@ -84,14 +86,26 @@ class PrunedModel:
         self._native_positions = False
         if config is None:
             return
-        if (config.positions or self.default_positions) == "native":
+        if config.has_native_positions(self.default_positions):
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
         limit = model_config.multimodal_config.get_limit_per_prompt
         if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:
-            self._pruner = self._make_pruner(config, vllm_config)
+            self._pruner = VisualPruner(
+                signals=self._make_signals(config, vllm_config),
+                params=AnchorParams(
+                    config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
+                ),
+                cache=FeatureCache(
+                    config.feature_cache_mb * 2**20,
+                    *self._feature_shape(),
+                    dtype=model_config.dtype,
+                    device=vllm_config.device_config.device,
+                ),
+                max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+            )
 
     @classmethod
     @abstractmethod
@@ -103,8 +117,12 @@ class PrunedModel:
         """Make vLLM keep positions per request, as it does for M-RoPE models."""
 
     @abstractmethod
-    def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
-        """The pruner with this model's signals."""
+    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
+        """What the model's tokens are ranked by; logs that pruning is active."""
+
+    @abstractmethod
+    def _feature_shape(self) -> tuple[int, int]:
+        """Of what the feature cache holds: tokens of a page (a small image), size of a token."""
 
     @abstractmethod
     def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
@@ -172,6 +190,14 @@ class PrunedModel:
                 mrope_positions,
                 num_computed_tokens,
             )
+
+
+def mean_over_heads(summed: Tensor, attention: Any, heads: int) -> Tensor:
+    """Importance from its sum over the heads that an attention module of this rank has."""
+    if attention.num_heads != heads:
+        # Heads are split over tensor-parallel ranks; every rank must see the same sum.
+        summed = tensor_model_parallel_all_reduce(summed)
+    return summed / heads
 
 
 def _yes() -> bool:

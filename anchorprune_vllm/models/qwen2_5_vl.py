@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.config import VllmConfig
-from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLMultiModalProcessor,
@@ -27,14 +26,12 @@ from vllm.multimodal.parse import MultiModalDataItems
 
 from anchorprune_vllm.channels import append_numbers, split_numbers
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.logger import log_active, logger
-from anchorprune_vllm.models.pruned import PrunedModel, prunes_with
+from anchorprune_vllm.models.pruned import PrunedModel, mean_over_heads, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
-from anchorprune_vllm.pruner import VisualPruner
-from anchorprune_vllm.selection import AnchorParams
 from anchorprune_vllm.selection.host import to_device
 from anchorprune_vllm.signals.attention import received_attention, tap_attention
 from anchorprune_vllm.signals.matching import MatchingSignals
@@ -124,11 +121,8 @@ def importance_behind_outputs(visual: Any) -> Iterator[None]:
     with tap_attention(attention, received) as taken:
 
         def after(module: Any, args: Any, outputs: Tensor) -> Tensor:
-            importance = taken.pop()
-            if attention.num_heads != module.num_heads:
-                # Heads are split over tensor-parallel ranks; every rank must see the same sum.
-                importance = tensor_model_parallel_all_reduce(importance)
-            importance = importance.view(-1, module.spatial_merge_unit).mean(1) / module.num_heads
+            importance = mean_over_heads(taken.pop(), attention, module.num_heads)
+            importance = importance.view(-1, module.spatial_merge_unit).mean(1)
             bits = importance[reverse[0]].view(torch.int32)[:, None]
             return append_numbers(outputs, bits, _FLOAT32_DIGITS)
 
@@ -202,29 +196,18 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
                 "word embeddings; leave out --anchorprune-text-encoder"
             )
 
-    def _make_pruner(self, config: PruneConfig, vllm_config: VllmConfig) -> VisualPruner:
+    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
         log_active(config, _TEXT_ENCODER)
         if vllm_config.compilation_config.cudagraph_mm_encoder:
             # They would bypass `embed_multimodal`, and so the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         device = vllm_config.device_config.device
-        return VisualPruner(
-            signals=MatchingSignals(
-                lambda ids: self.language_model.model.embed_input_ids(to_device(ids, device))
-            ),
-            params=AnchorParams(
-                config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
-            ),
-            cache=FeatureCache(
-                capacity_bytes=config.feature_cache_mb * 2**20,
-                page_tokens=_CACHE_PAGE,
-                hidden_size=self.visual.out_hidden_size,
-                dtype=vllm_config.model_config.dtype,
-                device=device,
-            ),
-            max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
-        )
+        embed = self.language_model.model.embed_input_ids
+        return MatchingSignals(lambda ids: embed(to_device(ids, device)))
+
+    def _feature_shape(self) -> tuple[int, int]:
+        return _CACHE_PAGE, self.visual.out_hidden_size
 
     def _media(self, modality: str, kwargs: dict[str, Any]) -> _Media:
         return _Media(self, modality, kwargs)
