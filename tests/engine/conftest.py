@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines shared by the tests. A start takes about 30 s: each is started once per model."""
+"""Engines shared by the tests: each is started once per model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def data_parallel_tower(any_model: Path) -> Iterator[LLM]:
 @contextmanager
 def two_ranks(model: Path, **options: Any) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        patch.setenv("OMP_NUM_THREADS", "1")  # of each rank's process
         with make_engine(model, 16, tensor_parallel_size=2, **options) as llm:
             watch(llm)
             yield llm

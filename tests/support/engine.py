@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 from vllm import LLM, SamplingParams
 
@@ -32,7 +33,10 @@ class Seen:
 
 @contextmanager
 def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterator[LLM]:
-    """An engine on a demo model; `budget` None: pruning off."""
+    """An engine on a demo model, in this process; `budget` None: pruning off.
+
+    In a process of its own, as `vllm serve` has it, it would start in 30 s instead of 3.
+    """
     settings = options.pop("settings", {})
     if budget is not None:
         prune = {"budget": budget, **settings}
@@ -50,7 +54,10 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
         "limit_mm_per_prompt": {"image": 8},
         "seed": 0,
     }
-    llm = LLM(model=str(model), **{**defaults, **options})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # engines share this process's threads
+        llm = LLM(model=str(model), **{**defaults, **options})
     try:
         yield llm
     finally:
@@ -115,25 +122,29 @@ def visual_tokens(llm: LLM, reference: Reference, *requests: dict[str, Any]) -> 
 
 
 def _watch(worker: Any) -> None:
-    import anchorprune_vllm.pruner as pruner
+    import anchorprune_vllm.pruner as module
 
     record = worker.anchorprune_seen = Seen()
     model = worker.model_runner.model
     tower = model.vision_tower if hasattr(model, "vision_tower") else model.visual
     tower.register_forward_pre_hook(lambda module, args: record.tower_batches.append(len(args[0])))
-    select, embed = pruner.select_batch, pruner.VisualPruner.embed
+    if model._pruner is None:
+        return
+    select, embed = module.select_batch, model._pruner.embed
 
     def select_and_record(*args: Any) -> Any:
         kept = select(*args)
         record.kept.extend(item.indices.tolist() for item in kept)
         return kept
 
-    def embed_and_record(self: Any, images: Any, plans: Any) -> Any:
+    def embed_and_record(images: Any, plans: Any) -> Any:
         record.embed_calls.append(len(plans))
-        return embed(self, images, plans)
+        # Only here: other engines live in the same process.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "select_batch", select_and_record)
+            return embed(images, plans)
 
-    pruner.select_batch = select_and_record
-    pruner.VisualPruner.embed = embed_and_record
+    model._pruner.embed = embed_and_record
 
 
 def _take_seen(worker: Any) -> Seen:
