@@ -16,7 +16,24 @@ def register_plugin() -> None:
 
     for architecture, target in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, target)
+    _register_llava_video()
     apply_patches()
+
+
+def _register_llava_video() -> None:
+    """Config, tokenizer and chat format of a model that neither vLLM nor transformers knows."""
+    from transformers import AutoConfig
+    from vllm.renderers.registry import RENDERER_REGISTRY
+    from vllm.tokenizers.registry import TokenizerRegistry
+
+    from anchorprune_vllm.models import llava_video_config
+    from anchorprune_vllm.models.llava_video_config import MODEL_TYPE, LlavaVideoConfig
+
+    AutoConfig.register(MODEL_TYPE, LlavaVideoConfig, exist_ok=True)
+    if MODEL_TYPE not in TokenizerRegistry.tokenizers:
+        module = llava_video_config.__name__
+        TokenizerRegistry.register(MODEL_TYPE, module, "LlavaVideoTokenizer")
+        RENDERER_REGISTRY.register(MODEL_TYPE, "vllm.renderers.hf", "HfRenderer")
 
 
 def check_model(engine_args: Any, model_config: Any) -> None:
@@ -27,6 +44,8 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "server's defaults with --anchorprune-budget (offline: "
             f'hf_overrides={{"{CONFIG_KEY}": {{"budget": 64}}}})'
         )
+    if model_config.architecture in ARCHITECTURES:
+        model_class(model_config.architecture).prepare(model_config)
     config = PruneConfig.of_model(model_config.hf_config)
     if config is None:
         return

@@ -7,6 +7,10 @@ from typing import Any
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava:PrunedLlava",
     "LlavaNextForConditionalGeneration": "anchorprune_vllm.models.llava_next:PrunedLlavaNext",
+    "LlavaOnevisionForConditionalGeneration": (
+        "anchorprune_vllm.models.llava_onevision:PrunedOnevision"
+    ),
+    "LlavaQwenForCausalLM": "anchorprune_vllm.models.llava_video:PrunedLlavaVideo",
     "Qwen2_5_VLForConditionalGeneration": "anchorprune_vllm.models.qwen2_5_vl:PrunedQwen",
 }
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""

@@ -17,7 +17,11 @@ from vllm.model_executor.models.llava import (
 from vllm.multimodal.parse import MultiModalDataItems
 
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.models.clip_tower import ClipPrunedModel, ClipPruningProcessor, encode_tiles
+from anchorprune_vllm.models.clip_tower import (
+    ClipPrunedModel,
+    ClipPruningProcessor,
+    encode_clip_tiles,
+)
 from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
@@ -47,7 +51,7 @@ class _Images:
         self.project = model.multi_modal_projector
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        features = encode_tiles(self._model, self._pixels(items))
+        features = encode_clip_tiles(self._model, self._pixels(items))
         return [MediaFeatures(*item) for item in zip(*features, strict=True)]
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:

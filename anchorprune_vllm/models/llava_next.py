@@ -24,7 +24,11 @@ from vllm.multimodal.parse import MultiModalDataItems
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.anyres import patch_places
-from anchorprune_vllm.models.clip_tower import ClipPrunedModel, ClipPruningProcessor, encode_tiles
+from anchorprune_vllm.models.clip_tower import (
+    ClipPrunedModel,
+    ClipPruningProcessor,
+    encode_clip_tiles,
+)
 from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
@@ -79,7 +83,7 @@ class _Images:
         # An image processed beside a larger one carries empty tiles behind its own.
         units = [len(patches) for patches in candidates]
         tiles = [self._tiles[i][:count] for i, count in zip(items, units, strict=True)]
-        hidden, importance = encode_tiles(self._model, torch.cat(tiles))
+        hidden, importance = encode_clip_tiles(self._model, torch.cat(tiles))
         # One index for all images. Of numbers: a mask would have to be counted on the device first.
         index = to_device(torch.cat(candidates).flatten().nonzero().squeeze(1), hidden.device)
         sizes = [int(patches.sum()) for patches in candidates]

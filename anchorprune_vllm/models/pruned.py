@@ -64,7 +64,11 @@ class LargestItemInfo:
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int]:
-        return {"image": self.get_max_image_tokens()}  # type: ignore[attr-defined]
+        info: Any = self
+        largest = {"image": info.get_max_image_tokens()}
+        if "video" in info.supported_mm_limits:
+            largest["video"] = info.get_max_video_tokens(seq_len, mm_counts)
+        return largest
 
 
 class PrunedModel:
@@ -91,6 +95,7 @@ class PrunedModel:
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
+        self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
         if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:
             self._pruner = VisualPruner(
@@ -104,8 +109,12 @@ class PrunedModel:
                     dtype=model_config.dtype,
                     device=vllm_config.device_config.device,
                 ),
-                max_encoder_tokens=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+                max_encoder_tokens=self._max_encoder_tokens,
             )
+
+    @classmethod
+    def prepare(cls, model_config: Any) -> None:
+        """What the model needs at start-up, pruned or not; raises ValueError if it has it not."""
 
     @classmethod
     @abstractmethod

@@ -5,16 +5,15 @@ Files, names and shapes are those of llava-hf/llava-1.5-7b-hf, llava-hf/llava-v1
 openai/clip-vit-large-patch14-336.
 """
 
-import json
 import math
 from pathlib import Path
 
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from anchorprune_vllm.tools import demo_weights
+from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_clip_tokenizer, make_llama_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, Weights
+from anchorprune_vllm.tools.demo_weights import Config
 
 PATCH = 14
 
@@ -118,13 +117,15 @@ def _write(directory: Path, seed: int, image_size: int, *, with_crops: bool) -> 
     llava |= demo_weights.language_model(draw, config["text_config"], tokenizer)
     image_processor = _image_processor_config(image_size)
     directory.mkdir()
-    _write_checkpoint(
+    write_checkpoint(
         directory / "clip",
-        clip_config,
         clip,
-        image_processor,
-        clip_tokenizer,
-        _CLIP_TOKENIZER_CONFIG,
+        {
+            "config.json": clip_config,
+            "preprocessor_config.json": image_processor,
+            "tokenizer_config.json": _CLIP_TOKENIZER_CONFIG,
+            "tokenizer.json": clip_tokenizer.to_str(pretty=True),
+        },
     )
 
     processor = "LlavaProcessor"
@@ -136,32 +137,17 @@ def _write(directory: Path, seed: int, image_size: int, *, with_crops: bool) -> 
             "image_processor_type": "LlavaNextImageProcessor",
             "image_grid_pinpoints": config["image_grid_pinpoints"],
         }
-
-    tokenizer_config = _LLAVA_TOKENIZER_CONFIG | {"processor_class": processor}
-    _write_checkpoint(directory, config, llava, image_processor, tokenizer, tokenizer_config)
-    processor_config = _LLAVA_PROCESSOR_CONFIG | {"processor_class": processor}
-    _write_json(directory / "processor_config.json", processor_config)
-    (directory / "chat_template.jinja").write_text(_CHAT_TEMPLATE, encoding="utf-8")
     specials = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": config["pad_token_id"]}
-    _write_json(directory / "generation_config.json", specials)
-
-
-def _write_checkpoint(
-    to: Path,
-    config: Config,
-    weights: Weights,
-    image_processor: Config,
-    tokenizer: Tokenizer,
-    tokenizer_config: Config,
-) -> None:
-    """What a checkpoint of any architecture with a CLIP tower consists of."""
-    to.mkdir(exist_ok=True)
-    _write_json(to / "config.json", config)
-    _write_json(to / "preprocessor_config.json", image_processor)
-    _write_json(to / "tokenizer_config.json", tokenizer_config)
-    tokenizer.save(str(to / "tokenizer.json"))
-    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
-
-
-def _write_json(path: Path, content: Config) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_checkpoint(
+        directory,
+        llava,
+        {
+            "config.json": config,
+            "generation_config.json": specials,
+            "preprocessor_config.json": image_processor,
+            "processor_config.json": _LLAVA_PROCESSOR_CONFIG | {"processor_class": processor},
+            "tokenizer_config.json": _LLAVA_TOKENIZER_CONFIG | {"processor_class": processor},
+            "tokenizer.json": tokenizer.to_str(pretty=True),
+            "chat_template.jinja": _CHAT_TEMPLATE,
+        },
+    )

@@ -11,16 +11,20 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from anchorprune_vllm.tools.demo_llava import PATCH, write_llava, write_llava_next
+from anchorprune_vllm.tools.demo_onevision import write_llava_video, write_onevision
 from anchorprune_vllm.tools.demo_qwen import TOKEN, write_qwen2_5_vl
 from anchorprune_vllm.tools.demo_weights import Config
 
 _RECIPE = 1  # raise it when the same parameters begin to give other bytes
 _RECORD = "demo_model.json"
+_TEXT_ENCODERS = ("clip", "siglip")
 
 ARCHITECTURES = {
     "llava-1.5": write_llava,
     "llava-next": write_llava_next,
     "qwen2.5-vl": write_qwen2_5_vl,
+    "llava-onevision": write_onevision,
+    "llava-video": write_llava_video,
 }
 
 
@@ -53,6 +57,11 @@ def make_demo_model(
         except OSError:  # another process may have been faster: its model is as good as ours
             if not _is_complete(directory, wanted):
                 raise
+
+
+def find_text_encoder(model: Path) -> Path | None:
+    """The paired CLIP or SigLIP under a demo model's directory; None: it needs none."""
+    return next((model / name for name in _TEXT_ENCODERS if (model / name).is_dir()), None)
 
 
 def describe(directory: Path) -> str:

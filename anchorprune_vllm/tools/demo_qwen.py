@@ -4,14 +4,13 @@
 Files, names and shapes are those of Qwen/Qwen2.5-VL-7B-Instruct.
 """
 
-import json
 import math
 from pathlib import Path
 
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from anchorprune_vllm.tools import demo_weights
+from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer
 from anchorprune_vllm.tools.demo_weights import Config
 
@@ -95,16 +94,17 @@ def write_qwen2_5_vl(directory: Path, seed: int, image_size: int) -> None:
     weights |= demo_weights.language_model(
         draw, config, tokenizer, prefix="", space="Ġ", qkv_bias=0.5
     )
-    directory.mkdir()
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(_CHAT_TEMPLATE, encoding="utf-8")
     specials = {"bos_token_id": config["bos_token_id"], "pad_token_id": config["bos_token_id"]}
     ends = [config["eos_token_id"], config["bos_token_id"]]
-    for name, content in {
-        "config.json": config,
-        "generation_config.json": specials | {"eos_token_id": ends, "do_sample": False},
-        "preprocessor_config.json": _image_processor_config(image_size),
-        "tokenizer_config.json": _TOKENIZER_CONFIG,
-    }.items():
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_checkpoint(
+        directory,
+        weights,
+        {
+            "config.json": config,
+            "generation_config.json": specials | {"eos_token_id": ends, "do_sample": False},
+            "preprocessor_config.json": _image_processor_config(image_size),
+            "tokenizer_config.json": _TOKENIZER_CONFIG,
+            "tokenizer.json": tokenizer.to_str(pretty=True),
+            "chat_template.jinja": _CHAT_TEMPLATE,
+        },
+    )

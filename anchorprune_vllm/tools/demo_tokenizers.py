@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers of the demo models: the pipelines of Llama, CLIP and Qwen, with a small vocabulary."""
+"""Tokenizers of the demo models: the pipelines of the real ones, with a small vocabulary."""
 
+import io
 import json
 from collections.abc import Iterable
 
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as splitters
 from tokenizers import processors as wrappers
@@ -105,3 +107,23 @@ def make_qwen_tokenizer(specials: list[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
     return tokenizer
+
+
+def make_siglip_tokenizer() -> bytes:
+    """SigLIP's: a sentencepiece file, with an end token and none to start with."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(WORDS.split()),
+        model_writer=written,
+        vocab_size=600,  # at most: WORDS give fewer
+        hard_vocab_limit=False,
+        required_chars="abcdefghijklmnopqrstuvwxyz0123456789",
+        normalization_rule_name="identity",
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,  # the same bytes each time
+        minloglevel=2,
+    )
+    return written.getvalue()

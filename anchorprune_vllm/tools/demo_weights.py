@@ -38,14 +38,21 @@ class RandomWeights:
         return {f"{name}.weight": weight, **biases}
 
 
-def _clip_layers(draw: RandomWeights, prefix: str, config: Config, qk: float, vo: float) -> Weights:
-    """The encoder layers of either tower. High `qk`: attention chooses; high `vo`: it counts."""
+def _clip_layers(
+    draw: RandomWeights, prefix: str, config: Config, qk: float, vo: float, qk_bias: float = 0.1
+) -> Weights:
+    """The encoder layers of either tower. High `qk`: attention chooses; high `vo`: it counts.
+
+    High `qk_bias`: all queries share it, and so agree on what they look at.
+    """
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     weights: Weights = {}
     for i in range(config["num_hidden_layers"]):
         layer = f"{prefix}.encoder.layers.{i}"
-        for name, gain in {"q_proj": qk, "k_proj": qk, "v_proj": vo, "out_proj": vo}.items():
-            weights |= draw.linear(f"{layer}.self_attn.{name}", hidden, hidden, gain, bias=0.1)
+        for name in ("q_proj", "k_proj"):
+            weights |= draw.linear(f"{layer}.self_attn.{name}", hidden, hidden, qk, qk_bias)
+        for name in ("v_proj", "out_proj"):
+            weights |= draw.linear(f"{layer}.self_attn.{name}", hidden, hidden, vo, bias=0.1)
         weights |= draw.linear(f"{layer}.mlp.fc1", inner, hidden, bias=0.1)
         weights |= draw.linear(f"{layer}.mlp.fc2", hidden, inner, bias=0.1)
         weights |= draw.norm(f"{layer}.layer_norm1", hidden, bias=0.1)
@@ -81,6 +88,45 @@ def clip_without_vision_tower(draw: RandomWeights, config: Config) -> Weights:
         f"{embeddings}.token_embedding.weight": draw.table(text["vocab_size"], hidden, scale=0.3),
         f"{embeddings}.position_embedding.weight": draw.table(positions, hidden, scale=0.1),
         "logit_scale": torch.tensor(config["logit_scale_init_value"]),
+    }
+
+
+def siglip_vision_tower(draw: RandomWeights, config: Config) -> Weights:
+    """Without the pooling head: models leave it out."""
+    hidden, patch = config["hidden_size"], config["patch_size"]
+    positions = (config["image_size"] // patch) ** 2
+    embeddings = "vision_model.embeddings"
+    return {
+        f"{embeddings}.patch_embedding.weight": draw.table(hidden, 3, patch, patch, scale=0.04),
+        f"{embeddings}.patch_embedding.bias": draw.table(hidden, scale=0.1),
+        f"{embeddings}.position_embedding.weight": draw.table(positions, hidden, scale=0.4),
+        **_clip_layers(draw, "vision_model", config, qk=2.0, vo=1.0, qk_bias=1.0),
+        # A large bias, the same for all patches, brings cosine distances down to around tau.
+        **draw.norm("vision_model.post_layernorm", hidden, bias=0.8),
+    }
+
+
+def siglip_without_vision_tower(draw: RandomWeights, config: Config) -> Weights:
+    """Text tower, and the head that pools the patches."""
+    text, vision = config["text_config"], config["vision_config"]
+    hidden, positions = text["hidden_size"], text["max_position_embeddings"]
+    joint, inner = vision["hidden_size"], vision["intermediate_size"]
+    embeddings, head = "text_model.embeddings", "vision_model.head"
+    return {
+        **_clip_layers(draw, "text_model", text, qk=2.0, vo=1.5),
+        **draw.norm("text_model.final_layer_norm", hidden, bias=0.1),
+        **draw.linear("text_model.head", joint, hidden, bias=0.1),
+        f"{embeddings}.token_embedding.weight": draw.table(text["vocab_size"], hidden, scale=0.3),
+        f"{embeddings}.position_embedding.weight": draw.table(positions, hidden, scale=0.1),
+        f"{head}.probe": draw.table(1, 1, joint),
+        f"{head}.attention.in_proj_weight": draw.table(3 * joint, joint, scale=joint**-0.5),
+        f"{head}.attention.in_proj_bias": draw.table(3 * joint, scale=0.5),
+        **draw.linear(f"{head}.attention.out_proj", joint, joint, bias=0.1),
+        **draw.norm(f"{head}.layernorm", joint, bias=0.1),
+        **draw.linear(f"{head}.mlp.fc1", inner, joint, bias=0.1),
+        **draw.linear(f"{head}.mlp.fc2", joint, inner, bias=0.1),
+        "logit_scale": torch.tensor([config["logit_scale_init_value"]]),
+        "logit_bias": torch.tensor([-10.0]),
     }
 
 

@@ -18,18 +18,20 @@ def prompt_of(question: str, images: int = 1, videos: int = 0) -> str:
 
 def in_dialect(prompt: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """A prompt of the tests in the words of the tokenizer's model."""
-    is_chatml = "<|im_start|>" in tokenizer.get_vocab()
-    return _to_chatml(prompt) if is_chatml and prompt.startswith("USER:") else prompt
+    tokens = tokenizer.get_vocab()
+    if "<|im_start|>" not in tokens or not prompt.startswith("USER:"):
+        return prompt
+    media = "<|vision_start|><|{}_pad|><|vision_end|>" if "<|image_pad|>" in tokens else "<{}>"
+    return _to_chatml(prompt, media)
 
 
-def _to_chatml(prompt: str) -> str:
+def _to_chatml(prompt: str, media: str) -> str:
     written = ""
     _, *parts = re.split(r"(USER|ASSISTANT):", prompt)
     for role, words in zip(parts[::2], parts[1::2], strict=True):
         content = words.strip()
         for name in ("image", "video"):
-            media = f"<|vision_start|><|{name}_pad|><|vision_end|>"
-            content = content.replace(f"<{name}>", media)
+            content = content.replace(f"<{name}>", media.format(name))
         written += f"<|im_start|>{role.lower()}\n{content}"
         if content or role == "USER":
             written += "<|im_end|>\n"

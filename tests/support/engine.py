@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from vllm import LLM, SamplingParams
 
+from anchorprune_vllm.tools.demo_model import find_text_encoder
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.reference import Reference
 
@@ -40,8 +41,8 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
     settings = options.pop("settings", {})
     if budget is not None:
         prune = {"budget": budget, **settings}
-        if (model / "clip").exists():
-            prune["text_encoder"] = str(model / "clip")
+        if text_encoder := find_text_encoder(model):
+            prune["text_encoder"] = str(text_encoder)
         options["hf_overrides"] = {"anchorprune": prune}
     defaults: dict[str, Any] = {
         "dtype": "float32",

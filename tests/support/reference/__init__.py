@@ -10,11 +10,15 @@ from pathlib import Path
 
 from tests.support.reference.base import Reference
 from tests.support.reference.llava import ReferenceLlava, ReferenceLlavaNext
+from tests.support.reference.llava_video import ReferenceLlavaVideo
+from tests.support.reference.onevision import ReferenceOnevision
 from tests.support.reference.qwen import ReferenceQwen
 
 _BY_TYPE = {
     "llava": ReferenceLlava,
     "llava_next": ReferenceLlavaNext,
+    "llava_onevision": ReferenceOnevision,
+    "llava_qwen": ReferenceLlavaVideo,
     "qwen2_5_vl": ReferenceQwen,
 }
 

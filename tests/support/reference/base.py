@@ -26,9 +26,15 @@ class Reference(ABC):
     is_native = False
 
     def __init__(self, model: Path) -> None:
+        self._load(model)
+
+    def _load(self, model: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(model, **EAGER).eval()
         self.processor = AutoProcessor.from_pretrained(model)
         self.tokenizer = self.processor.tokenizer
+        self.embed_words = self.model.get_input_embeddings()
+        self.language_model = self.model.model.language_model
+        self.lm_head = self.model.lm_head
 
     @abstractmethod
     def unpruned(self, media: Any) -> int:
@@ -75,7 +81,27 @@ class Reference(ABC):
         `start`: the prompt begins with the tokenizer's start token. `native`: with the positions
         of the unpruned prompt; default: as the plugin does it for this model.
         """
-        embed = self.model.get_input_embeddings()
+        embeddings = self._embed_prompt(prompt, media, kept, start=start)
+        positions = torch.arange(embeddings.shape[1] + n)[None]
+        if self.is_native if native is None else native:
+            positions = self.native_positions(prompt, media, kept, n, start=start)
+        answer: list[int] = []
+        for _ in range(n):
+            length = embeddings.shape[1]
+            states = self.language_model(
+                inputs_embeds=embeddings, position_ids=self._position_ids(positions[:, :length])
+            ).last_hidden_state
+            token = int(self.lm_head(states[0, -1]).argmax())
+            answer.append(token)
+            if token == self.tokenizer.eos_token_id:
+                break
+            embeddings = torch.cat([embeddings, self.embed_words(torch.tensor([[token]]))], dim=1)
+        return answer
+
+    def _embed_prompt(
+        self, prompt: str, media: list[Any], kept: list[list[int]], *, start: bool
+    ) -> Tensor:
+        """[1, T, H]."""
         rows = []
         ids = iter(self.prompt_ids(prompt, start=start))
         for item, indices in zip([*media, None], [*kept, []], strict=True):
@@ -84,26 +110,10 @@ class Reference(ABC):
                 if token in self.placeholder_ids():
                     break
                 text.append(token)
-            rows.append(embed(torch.tensor(text, dtype=torch.long)))
+            rows.append(self.embed_words(torch.tensor(text, dtype=torch.long)))
             if item is not None:
                 rows.append(self.embed(item)[indices])
-        embeddings = torch.cat(rows)[None]
-        positions = torch.arange(embeddings.shape[1] + n)[None]
-        if self.is_native if native is None else native:
-            positions = self.native_positions(prompt, media, kept, n, start=start)
-        language_model = self.model.model.language_model
-        answer: list[int] = []
-        for _ in range(n):
-            length = embeddings.shape[1]
-            states = language_model(
-                inputs_embeds=embeddings, position_ids=self._position_ids(positions[:, :length])
-            ).last_hidden_state
-            token = int(self.model.lm_head(states[0, -1]).argmax())
-            answer.append(token)
-            if token == self.tokenizer.eos_token_id:
-                break
-            embeddings = torch.cat([embeddings, embed(torch.tensor([[token]]))], dim=1)
-        return answer
+        return torch.cat(rows)[None]
 
     def native_positions(
         self, prompt: str, media: list[Any], kept: list[list[int]], n: int, *, start: bool = True

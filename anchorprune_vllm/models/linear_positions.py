@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native positions for language models with ordinary, 1-D rotary embeddings (the LLaVAs)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.positions import CHANNELS
+
+
+class LinearPositionsModel(PrunedModel):
+    """Mixin: vLLM keeps positions in equal channels, and the language model gets one of them."""
+
+    @classmethod
+    def use_native_positions(cls, hf_config: Any) -> None:
+        # On the whole model's config: the language model's own keeps ordinary rotary embeddings.
+        hf_config.mrope_section = [1] * CHANNELS
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self._native_positions:
+            # Behind the language model's last position there is none.
+            text_config = self.config.get_text_config()  # type: ignore[attr-defined]
+            positions = positions[0].clamp(max=text_config.max_position_embeddings - 1)
+        return super().forward(  # type: ignore[misc]
+            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
+        )

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLaVA-OneVision: images of a base view and crops, and videos of pooled frames.
+
+The model may scale the picture that its crops make up, and its tokens then belong to no crop any
+more: so an image has two units, the base view and that picture. A video has one for each frame.
+Kept tokens are in the model's own order, without its newline tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    get_anyres_image_grid_shape,
+)
+from vllm.model_executor.models.llava_onevision import (
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionMultiModalProcessor,
+    LlavaOnevisionProcessingInfo,
+)
+from vllm.multimodal.parse import MultiModalDataItems
+
+from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
+from anchorprune_vllm.models.siglip_tower import SiglipPrunedModel, SiglipPruningProcessor
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.positions import MediaPositions
+from anchorprune_vllm.pruner import PrunableModel
+
+_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many
+
+
+def places_between_newlines(tokens: int, every: int | None) -> Tensor:
+    """Where tokens stand in a line that has a newline behind `every` of them: [tokens] int64."""
+    places = torch.arange(tokens)
+    return places if every is None else places + places // every
+
+
+class OnevisionPruningProcessor(SiglipPruningProcessor):
+    """Mixin over the processor of LLaVA-OneVision or a model like it."""
+
+    def _count_tokens(
+        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
+    ) -> list[MediaTokens]:
+        if modality == "video":
+            return [self._count_video(len(video)) for video in processed["pixel_values_videos"]]
+        # The sizes that also reach the model.
+        return [self._count_image(size.tolist()) for size in processed["image_sizes"]]
+
+    def _count_video(self, frames: int) -> MediaTokens:
+        size = self.info.get_image_size_with_most_features()  # frames are scaled: any will do
+        sizes = {"image_width": size.width, "image_height": size.height}
+        return MediaTokens(
+            unpruned=self.info.get_num_video_tokens(**sizes, num_frames=frames),
+            unit_sizes=(self.info._get_num_frame_tokens(**sizes),) * frames,
+        )
+
+    def _count_image(self, image_size: Sequence[int]) -> MediaTokens:
+        height, width = image_size
+        side = self.info.get_vision_encoder_info().get_patch_grid_length()
+        grid = grid_of(self.info.get_hf_config(), image_size)
+        shown, newlines = self.info._get_num_unpadded_features(
+            original_height=height,
+            original_width=width,
+            npatches=side,
+            num_patch_height=grid[0],
+            num_patch_width=grid[1],
+        )
+        return MediaTokens(side * side + shown + newlines, (side * side, shown))
+
+
+def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of an image's crops; image_size: height and width."""
+    return get_anyres_image_grid_shape(
+        tuple(image_size), hf_config.image_grid_pinpoints, hf_config.vision_config.image_size
+    )
+
+
+class _Images:
+    """One call's images, as the pruner asks for them."""
+
+    def __init__(self, model: Any, pixel_values: Sequence[Tensor], image_sizes: Tensor) -> None:
+        self._model = model
+        self._tiles = pixel_values
+        self._sizes = image_sizes
+        self.project = model.project
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        # An image processed beside a larger one carries empty tiles behind its own.
+        grids = [grid_of(self._model.config, self._sizes[i].tolist()) for i in items]
+        counts = [1 + rows * columns for rows, columns in grids]
+        tiles = [self._tiles[i][:count] for i, count in zip(items, counts, strict=True)]
+        encoded = self._model.encode_rows(torch.cat(tiles))
+        features = []
+        for i, *parts in zip(items, *(part.split(counts) for part in encoded), strict=True):
+            rows, importance = parts
+            features.append(
+                MediaFeatures(self._merge(i, rows), self._merge(i, importance[..., None])[:, 0])
+            )
+        return features
+
+    def _merge(self, item: int, tiles: Tensor) -> Tensor:
+        """Tiles [T, P, C] as the model lays them out, without newlines: [N, C]."""
+        return self._model._merge_image_patch_embeddings(
+            self._sizes[item], tiles, strategy="spatial_unpad"
+        )
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        return LlavaOnevisionForConditionalGeneration.embed_multimodal(
+            self._model,
+            pixel_values=[self._tiles[i] for i in items],
+            image_sizes=torch.stack([self._sizes[i] for i in items]),
+        )
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        if not self._model._native_positions:
+            return None
+        unpruned, (base, shown) = plan.tokens
+        if plan.keeps_all:
+            return MediaPositions.in_line(unpruned)
+        newlines = unpruned - base - shown  # one behind each row
+        places = base + places_between_newlines(shown, shown // newlines)
+        return MediaPositions.at(torch.cat([torch.arange(base), places]), unpruned)
+
+
+class _Videos:
+    """One call's videos, as the pruner asks for them."""
+
+    def __init__(self, model: Any, videos: Sequence[Tensor]) -> None:
+        self._model = model
+        self._videos = videos
+        self.project = model.project
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        frames = [len(self._videos[i]) for i in items]
+        # A long video is more than the unpruned engine ever gives to the tower at once.
+        fitting = self._model._max_encoder_tokens // self._model.tokens_per_frame()
+        at_once = max(_PROFILED_FRAMES, fitting)
+        pooled = []
+        for pixels in torch.cat([self._videos[i] for i in items]).split(at_once):
+            rows, importance = self._model.encode_rows(pixels)
+            pooled.append(
+                (self._model.apply_pooling(rows), self._model.apply_pooling(importance[..., None]))
+            )
+        rows, importance = (torch.cat(parts) for parts in zip(*pooled, strict=True))
+        return [
+            MediaFeatures(video_rows.flatten(0, 1), video_importance.flatten())
+            for video_rows, video_importance in zip(
+                rows.split(frames), importance.split(frames), strict=True
+            )
+        ]
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
+            self._model, pixel_values_videos=[self._videos[i] for i in items]
+        )
+        # Of videos that differ in length, vLLM gives [1, N, H].
+        return [rows.flatten(0, -2) for rows in embeddings]
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        if not self._model._native_positions:
+            return None
+        unpruned = plan.tokens.unpruned
+        if plan.keeps_all:
+            return MediaPositions.in_line(unpruned)
+        places = places_between_newlines(plan.tokens.candidates, self._model.newline_every())
+        return MediaPositions.at(places, unpruned)
+
+
+class OnevisionPrunedModel(SiglipPrunedModel):
+    """Mixin over LLaVA-OneVision or a model like it."""
+
+    apply_pooling: Any
+
+    def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
+        if modality == "video":
+            return _Videos(self, kwargs["pixel_values_videos"])
+        return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])
+
+    def tokens_per_frame(self) -> int:
+        side = self.config.vision_config.image_size // self.config.vision_config.patch_size
+        return self.apply_pooling(torch.empty(1, side * side, 1, device="meta")).shape[1]
+
+    def newline_every(self) -> int | None:
+        """Tokens of a video behind which a newline follows; None: at most one, at its end."""
+        return None
+
+
+class LargestOnevisionInfo(LargestItemInfo):
+    """Mixin: vLLM's own constant is the largest image of one size of tiles, and not quite that."""
+
+    @cached_property
+    def _max_image_tokens(self) -> int:
+        """Of any picture: in each grid it may be letterboxed above and below, or at the sides."""
+        info: Any = self
+        config, side = info.get_hf_config(), info.get_vision_encoder_info().get_patch_grid_length()
+        most = 0
+        for height, width in config.image_grid_pinpoints:
+            rows = height // config.vision_config.image_size
+            columns = width // config.vision_config.image_size
+            shapes = [(shown, columns * side) for shown in range(1, rows * side + 1)]
+            shapes += [(rows * side, shown) for shown in range(1, columns * side + 1)]
+            for shown_rows, shown_columns in shapes:
+                counts = info._get_num_unpadded_features(
+                    original_height=shown_rows,
+                    original_width=shown_columns,
+                    npatches=side,
+                    num_patch_height=rows,
+                    num_patch_width=columns,
+                )
+                most = max(most, sum(counts))
+        return side * side + most
+
+    def get_max_image_tokens(self) -> int:
+        return self._max_image_tokens
+
+
+class PrunedOnevisionInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
+    """vLLM's, with the largest item that a request may ask for."""
+
+
+class PrunedOnevisionProcessor(OnevisionPruningProcessor, LlavaOnevisionMultiModalProcessor):
+    """LLaVA-OneVision prompts with K placeholders per image or video."""
+
+
+@prunes_with(PrunedOnevisionProcessor, PrunedOnevisionInfo)
+class PrunedOnevision(OnevisionPrunedModel, LlavaOnevisionForConditionalGeneration):
+    """vLLM's LLaVA-OneVision, pruned when the HF config carries a budget."""

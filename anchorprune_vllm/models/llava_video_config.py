@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The original LLaVA-Video checkpoints (`model_type` `llava_qwen`) in terms of transformers.
+
+Their config.json is a Qwen2 config with the vision settings beside it, and their tokenizer is
+Qwen2's, which has no placeholders. What the settings mean follows the original code, LLaVA-VL's
+LLaVA-NeXT: `llava/model/llava_arch.py`, `multimodal_encoder/siglip_encoder.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoTokenizer, LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
+from vllm.tokenizers.hf import HfTokenizer, get_cached_tokenizer
+
+MODEL_TYPE = "llava_qwen"
+PLACEHOLDERS = ("<image>", "<video>")
+
+# Of the whole tower: the model leaves out the last layer.
+_TOWERS: dict[str, dict[str, int]] = {
+    "google/siglip-so400m-patch14-384": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 384,
+        "patch_size": 14,
+    }
+}
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "mm_spatial_pool_mode": ("average", "max", "bilinear"),
+    "mm_newline_position": ("grid", "frame", "one_token", "no_token"),
+    "mm_patch_merge_type": ("spatial_unpad",),
+    "image_aspect_ratio": ("anyres_max_9",),
+    "mm_projector_type": ("mlp2x_gelu",),
+    "mm_resampler_type": (None,),
+    "add_faster_video": (False,),
+}
+
+
+@strict
+class LlavaVideoConfig(LlavaOnevisionConfig):
+    """As LLaVA-OneVision's, with how frames are pooled and where newline tokens stand."""
+
+    model_type = MODEL_TYPE
+    attribute_map: ClassVar[dict[str, str]] = {}
+
+    text_config: Any = None
+    vision_config: Any = None
+    image_grid_pinpoints: Any = None
+    mm_vision_tower: str = "google/siglip-so400m-patch14-384"
+    mm_spatial_pool_mode: str = "bilinear"
+    mm_spatial_pool_stride: int = 2
+    mm_newline_position: str = "one_token"
+    mm_patch_merge_type: str = "spatial_unpad"
+    image_aspect_ratio: str = "anyres_max_9"
+    mm_projector_type: str = "mlp2x_gelu"
+    mm_resampler_type: str | None = None
+    add_faster_video: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.text_config is None:
+            self.text_config = Qwen2Config(**{**kwargs, "architectures": ["Qwen2ForCausalLM"]})
+        if self.vision_config is None:
+            self.vision_config = self._known_tower()
+        elif isinstance(self.vision_config, dict):
+            self.vision_config = SiglipVisionConfig(**self.vision_config)
+        self.vision_feature_layer = -2
+        if isinstance(self.image_grid_pinpoints, str):
+            self.image_grid_pinpoints = read_pinpoints(
+                self.image_grid_pinpoints, self.vision_config.image_size
+            )
+        super().__post_init__(**kwargs)
+
+    def check(self) -> None:
+        """Raise ValueError if a setting is not among those that can be served."""
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(
+                    f"llava_qwen: {name} is {value!r}; this model can be served with "
+                    f"{', '.join(map(repr, allowed))} (config.json, or --hf-overrides)"
+                )
+
+    def _known_tower(self) -> SiglipVisionConfig:
+        if self.mm_vision_tower not in _TOWERS:
+            raise ValueError(
+                f"llava_qwen: the sizes of the vision tower {self.mm_vision_tower!r} "
+                f"(mm_vision_tower) are not known; known: {', '.join(_TOWERS)}. Put them into "
+                "config.json as vision_config"
+            )
+        return SiglipVisionConfig(**_TOWERS[self.mm_vision_tower])
+
+
+def read_pinpoints(written: str, tile: int) -> list[list[int]]:
+    """Grids written as a range of rows and columns, "(1x1),...,(6x6)", in pixels."""
+    first, last = (
+        [int(number) for number in pair] for pair in re.findall(r"\((\d+)x(\d+)\)", written)
+    )
+    return [
+        [rows * tile, columns * tile]
+        for rows in range(first[0], last[0] + 1)
+        for columns in range(first[1], last[1] + 1)
+    ]
+
+
+class LlavaVideoTokenizer:
+    """The checkpoint's tokenizer with the placeholders added: vLLM's prompts are written in it."""
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_id: str, *args: Any, download_dir: str | None = None, **kwargs: Any
+    ) -> HfTokenizer:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path_or_id, *args, cache_dir=download_dir, **kwargs
+        )
+        tokenizer.add_tokens(list(PLACEHOLDERS), special_tokens=True)
+        return get_cached_tokenizer(tokenizer)

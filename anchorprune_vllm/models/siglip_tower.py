@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models with a SigLIP vision tower share: their processor, and rows that can be pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.models.paired_tower import (
+    PairedPrunedModel,
+    PairedPruningProcessor,
+    encode_tiles,
+)
+from anchorprune_vllm.signals.attention import received_attention
+from anchorprune_vllm.signals.siglip import SIGLIP, SiglipSignals
+from anchorprune_vllm.signals.text_pair import TextPair
+
+
+def _received_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
+    batch, tokens, _ = key.shape
+    by_head = (batch * tokens, attention.num_heads, -1)  # heads of this rank
+    return received_attention(
+        query.reshape(by_head), key.reshape(by_head), [tokens] * batch, attention.scale
+    ).view(batch, tokens)
+
+
+class SiglipPruningProcessor(PairedPruningProcessor):
+    """Mixin: prompts with K placeholders per item, queries written for SigLIP's text tower."""
+
+    pair_family = SIGLIP
+
+    def _media_token_ids(self) -> Mapping[str, int]:
+        config = self.info.get_hf_config()
+        return {"image": config.image_token_index, "video": config.video_token_index}
+
+
+class SiglipPrunedModel(PairedPrunedModel):
+    """Mixin: list it before the vLLM model that it extends."""
+
+    pair_family = SIGLIP
+    modalities = ("image", "video")
+    config: Any
+    multi_modal_projector: Any
+
+    def encode_rows(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [B, N, C] and importance float32 [B, N] of tiles [B, 3, H, W].
+
+        A row is a patch as the language model gets it, as the tower gives it, and in SigLIP space,
+        side by side: the model pools tokens, and these can be pooled together.
+        """
+        hidden, importance = encode_tiles(self, pixel_values, _received_attention)
+        parts = [self.multi_modal_projector(hidden), hidden, self._pair.embed_patches(hidden)]
+        return torch.cat(parts, dim=-1), importance
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Rows [K, C] to language-model embeddings [K, H]."""
+        return rows[:, : self._row_parts()[0]]
+
+    def _row_parts(self) -> list[int]:
+        vision_size = self.config.vision_config.hidden_size  # SigLIP's space is as large
+        return [self.config.get_text_config().hidden_size, vision_size, vision_size]
+
+    def _media_token_ids(self) -> list[int]:
+        return [self.config.image_token_index, self.config.video_token_index]
+
+    def _signals_of(self, pair: TextPair) -> SiglipSignals:
+        self._pair = pair
+        return SiglipSignals(pair, self._row_parts())
+
+    def _feature_shape(self) -> tuple[int, int]:
+        vision = self.config.vision_config
+        return (vision.image_size // vision.patch_size) ** 2, sum(self._row_parts())

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relevance in SigLIP space.
+
+SigLIP has no linear projection of patches: its picture embedding comes from a head in which a
+learned probe attends to all patches. A patch's own embedding is what that head gives when it sees
+this patch alone: the probe's attention is 1 then, whatever it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, SiglipModel
+
+from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.signals.text_pair import PairFamily, TextPair
+
+
+class SiglipQueryTokenizer:
+    """Query words to segments as long as the text tower's context, each with its own end token."""
+
+    def __init__(self, text_encoder: str) -> None:
+        # The user's words are words, even "</s>".
+        self._tokenizer = AutoTokenizer.from_pretrained(text_encoder, split_special_tokens=True)
+        text_config = AutoConfig.from_pretrained(text_encoder).text_config
+        # Without its files transformers makes up an empty tokenizer.
+        if not text_config.vocab_size / 2 < len(self._tokenizer) <= text_config.vocab_size:
+            raise ValueError(
+                f"{len(self._tokenizer)} tokens for a vocabulary of {text_config.vocab_size}"
+            )
+        self._length = text_config.max_position_embeddings
+
+    def __call__(self, query: str) -> Tensor:
+        """Token ids [segments, length].
+
+        The tower has no mask and is read at its last position: a segment must be filled up to the
+        full length, as in training.
+        """
+        words = self._tokenizer(query, add_special_tokens=False, verbose=False).input_ids
+        room = self._length - 1
+        end, padding = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        segments = [words[i : i + room] for i in range(0, len(words), room)]
+        rows = [[*row, end, *[padding] * (room - len(row))] for row in segments]
+        return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), self._length)
+
+
+class SiglipPair(TextPair):
+    """The half of a SigLIP checkpoint that the model lacks."""
+
+    def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
+        with torch.device("cpu"):
+            siglip = SiglipModel.from_pretrained(text_encoder, dtype=dtype).eval()
+        # Moved piece by piece: SigLIP's own vision tower never reaches the device.
+        self._text_model = siglip.text_model.to(device)
+        self._post_layernorm = siglip.vision_model.post_layernorm.to(device)
+        self._head = siglip.vision_model.head.to(device)
+        super().__init__([self._text_model, self._post_layernorm, self._head], device)
+
+    def embed_patches(self, hidden: Tensor) -> Tensor:
+        attention = self._head.attention
+        # Of the packed query, key and value projections, the last.
+        weight, bias = attention.in_proj_weight.chunk(3)[2], attention.in_proj_bias.chunk(3)[2]
+        attended = attention.out_proj(F.linear(self._post_layernorm(hidden), weight, bias))
+        return attended + self._head.mlp(self._head.layernorm(attended))
+
+    def _embed_segments(self, ids: Tensor) -> Tensor:
+        return self._text_model(input_ids=ids).pooler_output
+
+
+SIGLIP = PairFamily(
+    name="SigLIP",
+    model_type="siglip",
+    # Not the number of layers: models leave out the last.
+    sizes=("hidden_size", "num_attention_heads", "image_size", "patch_size"),
+    known={(1152, 16, 384, 14): "google/siglip-so400m-patch14-384"},
+    query_tokenizer=SiglipQueryTokenizer,
+    load=SiglipPair,
+)
+
+
+class SiglipSignals:
+    """Signals of models that pool their patches.
+
+    A token's row has three parts: its projected embedding, its hidden state, and its embedding in
+    SigLIP space, each pooled by itself. Pooling does not commute with what makes the others of the
+    hidden state.
+    """
+
+    def __init__(self, pair: TextPair, part_sizes: Sequence[int]) -> None:
+        self._pair = pair
+        self._part_sizes = list(part_sizes)
+
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        """One `Candidates` per item."""
+        parts = [item.hidden.split(self._part_sizes, dim=1) for item in features]
+        patches = [F.normalize(embedded.float(), dim=-1) for _, _, embedded in parts]
+        relevance = self._pair.relevance(patches, plans)
+        return [
+            Candidates(
+                relevance=item_relevance,
+                features=item_patches,
+                importance=item.importance,
+                budget=plan.kept,
+                context_features=hidden,
+                units=plan.units,
+            )
+            for item_relevance, item_patches, item, plan, (_, hidden, _) in zip(
+                relevance, patches, features, plans, parts, strict=True
+            )
+        ]
