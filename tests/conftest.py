@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-ARCHITECTURES = ("llava-1.5", "llava-next", "qwen2.5-vl")
+from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 
 
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory):
-    """arch -> directory of the model; its CLIP, if any, is in `clip`."""
-    from anchorprune_vllm.tools.demo_model import make_demo_model
+    """arch -> directory of the model."""
 
     @cache
     def make(arch: str) -> Path:

@@ -63,7 +63,8 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.text_config is None:
-            self.text_config = Qwen2Config(**{**kwargs, "architectures": ["Qwen2ForCausalLM"]})
+            own = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+            self.text_config = Qwen2Config(**{**kwargs, **own})
         if self.vision_config is None:
             self.vision_config = self._known_tower()
         elif isinstance(self.vision_config, dict):

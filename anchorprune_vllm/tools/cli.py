@@ -38,15 +38,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     arch: dict[str, Any] = {
-        "choices": ("llava-1.5", "llava-next", "qwen2.5-vl"),
+        "choices": ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-onevision", "llava-video"),
         "default": "llava-1.5",
         "help": "architecture of the tiny model (default: llava-1.5)",
     }
     model = commands.add_parser(
         "demo-model",
-        help="make a tiny model, LLaVA with its paired CLIP",
-        description="Make a tiny checkpoint with random weights in DIR, and LLaVA's paired CLIP in "
-        "DIR/clip, in the hub's file format. Takes seconds.",
+        help="make a tiny model, with the text encoder it needs",
+        description="Make a tiny checkpoint with random weights in DIR, in the hub's file format, "
+        "and what --anchorprune-text-encoder needs for it: a CLIP in DIR/clip, or a SigLIP in "
+        "DIR/siglip (OneVision, Video). Takes seconds.",
     )
     model.add_argument("directory", type=Path, metavar="DIR")
     model.add_argument("--arch", **arch)
@@ -71,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         help="budgets to ask at: whole numbers or shares (default: 100%%,64,32,16,8)",
     )
     demo.add_argument(
-        "--images", type=_positive, default=5, help="pictures timed per budget (default: 5)"
+        "--images",
+        type=_positive,
+        default=5,
+        help="pictures (llava-video: clips) timed per budget (default: 5)",
     )
     demo.set_defaults(run=_demo)
 

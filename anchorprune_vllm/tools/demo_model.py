@@ -31,7 +31,7 @@ ARCHITECTURES = {
 def make_demo_model(
     directory: Path, *, arch: str = "llava-1.5", seed: int = 0, image_size: int = 168
 ) -> None:
-    """Write a model to `directory` and a LLaVA's CLIP to `directory/clip`, unless they are there.
+    """Write a model to `directory`, its text encoder under it, unless they are there.
 
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
     visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
@@ -68,11 +68,11 @@ def describe(directory: Path) -> str:
     """One line: architecture, visual tokens per image, parameters, size on disk."""
     directory = Path(directory)
     config = _read_json(directory / "config.json")
-    clip = directory / "clip"
-    clip_parameters = f" (and CLIP's {_parameters(clip):.2f} M)" if clip.exists() else ""
+    pair = find_text_encoder(directory)
+    more = f" (and its text encoder's {_parameters(pair):.2f} M)" if pair else ""
     return (
         f"{config['architectures'][0]}: {_visual_tokens(directory, config)}, "
-        f"{_parameters(directory):.2f} M parameters{clip_parameters}, "
+        f"{_parameters(directory):.2f} M parameters{more}, "
         f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
     )
 
@@ -86,7 +86,13 @@ def _visual_tokens(directory: Path, config: Config) -> str:
     pinpoints = config.get("image_grid_pinpoints", [])
     crops = max((height * width // tile**2 for height, width in pinpoints), default=0)
     tiles = f" tile, a base view and up to {crops} crops" if crops else " image"
-    return f"{config['image_seq_length']} visual tokens per{tiles}"
+    side = tile // PATCH
+    pooled = f"; {(side // 2) ** 2} per frame" if _takes_frames(config) else ""
+    return f"{side**2} visual tokens per{tiles}{pooled}"
+
+
+def _takes_frames(config: Config) -> bool:
+    return config["model_type"] in ("llava_onevision", "llava_qwen")
 
 
 def _parameters(directory: Path) -> float:

@@ -24,6 +24,7 @@ from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
 import anchorprune_vllm
 from anchorprune_vllm.plan import ItemPlan, pop_plans
+from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def one_rank(scratch: Path) -> Iterator[None]:
 
 
 class LocalModel:
-    """A pruned model, its CLIP in `path/clip` if it has one, loaded, and its processor.
+    """A pruned demo model, loaded, and its processor.
 
     To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`.
     """
@@ -47,11 +48,12 @@ class LocalModel:
     def __init__(self, path: Path, **options: Any) -> None:
         anchorprune_vllm.register()
         prune: dict[str, Any] = {"budget": 16, "feature_cache_mb": 8}
-        if (path / "clip").exists():
-            prune["text_encoder"] = str(path / "clip")
+        if text_encoder := find_text_encoder(path):
+            prune["text_encoder"] = str(text_encoder)
         defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
+        overrides = {"anchorprune": prune, **options.pop("hf_overrides", {})}
         config = EngineArgs(
-            model=str(path), hf_overrides={"anchorprune": prune}, **{**defaults, **options}
+            model=str(path), hf_overrides=overrides, **{**defaults, **options}
         ).create_engine_config()
         self._device = config.device_config.device
         self.processor = MULTIMODAL_REGISTRY.create_processor(config.model_config)

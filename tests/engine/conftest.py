@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from vllm import LLM
 
+from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import make_engine, watch
 from tests.support.plain_vllm import mixed_requests
@@ -31,8 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def pruned(any_model: Path, plain_vllm: object) -> Iterator[LLM]:
-    """Budget 16, all caches on, prompts computed 64 tokens at a time."""
+def pruned(any_model: Path, plain_vllm: object, starting_server: object) -> Iterator[LLM]:
+    """Budget 16, all caches on, prompts computed 64 tokens at a time.
+
+    Most tests use it: while they run, the processes of others start.
+    """
     with make_engine(any_model, 16, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
@@ -114,13 +119,15 @@ def plain_answers(plain_vllm: tuple[subprocess.Popen[bytes], Path]) -> list[list
 
 
 @pytest.fixture(scope="session")
-def server(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def starting_server(
+    any_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[VllmServer]]:
     """`vllm serve` with the flags a user gives, and overrides allowed."""
-    clip = any_model / "clip"
+    text_encoder = find_text_encoder(any_model)
     architectures = json.loads((any_model / "config.json").read_text())["architectures"]
     flags = [
         *("--anchorprune-budget", "16"),
-        *(["--anchorprune-text-encoder", str(clip)] if clip.exists() else []),
+        *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
         *("--anchorprune-config", '{"tau": 0.2, "feature_cache_mb": 8}'),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager"),
@@ -130,5 +137,14 @@ def server(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "--enable-prompt-tokens-details",
     ]
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with VllmServer(any_model, flags, log) as running:
-        yield running
+    with ThreadPoolExecutor(1) as pool:
+        running = VllmServer(any_model, flags, log)
+        started = pool.submit(running.__enter__)
+        yield started
+        started.exception()  # waits: a process that is still starting could not be stopped
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def server(starting_server: Future[VllmServer]) -> VllmServer:
+    return starting_server.result()

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 TIMEOUT = 240
 
@@ -50,21 +49,24 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_demo_leaves_nothing_running(tmp_path: Path, stop: signal.Signals) -> None:
-    process = demo(tmp_path)
-    started: set[psutil.Process] = set()
+def test_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
+    signals = (signal.SIGINT, signal.SIGTERM)
+    demos = [demo(tmp_path / str(number)) for number in signals]
+    started: dict[int, set[psutil.Process]] = {process.pid: set() for process in demos}
     deadline = time.monotonic() + TIMEOUT
     # The engine's own processes are there once the server has begun to load the model.
-    while len(started) < 3 and time.monotonic() < deadline:
-        started.update(psutil.Process(process.pid).children(recursive=True))
+    while min(map(len, started.values())) < 3 and time.monotonic() < deadline:
+        for pid, children in started.items():
+            children.update(psutil.Process(pid).children(recursive=True))
         time.sleep(0.2)
-    assert len(started) >= 3
-    process.send_signal(stop)
-    output = process.communicate(timeout=TIMEOUT)[0]
-    assert process.returncode == 130, output
-    assert "anchorprune: stopped" in output
-    assert [child for child in started if is_alive(child)] == []
+    assert min(map(len, started.values())) >= 3
+    for process, number in zip(demos, signals, strict=True):
+        process.send_signal(number)
+    for process in demos:
+        output = process.communicate(timeout=TIMEOUT)[0]
+        assert process.returncode == 130, output
+        assert "anchorprune: stopped" in output
+    assert [child for children in started.values() for child in children if is_alive(child)] == []
 
 
 def test_a_wrong_start_ends_in_one_line(demo_model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from anchorprune_vllm.tools.demo import as_data_url
+from anchorprune_vllm.tools.demo_media import as_data_url
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY
 from tests.support.pictures import QUESTIONS, picture
@@ -141,5 +141,5 @@ def test_one_line_says_what_is_active(server: VllmServer) -> None:
     processes = {line.split("pid=")[1].split(")")[0] for line in lines}
     assert len(lines) == len(processes) >= 2
     assert all("method anchorprune keeps 16 visual tokens" in line for line in lines)
-    encoders = ("/model/clip", "text encoder the model's own word embeddings")
+    encoders = ("/model/clip", "/model/siglip", "text encoder the model's own word embeddings")
     assert all(line.endswith(encoders) for line in lines)

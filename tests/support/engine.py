@@ -43,7 +43,7 @@ def make_engine(model: Path, budget: int | str | None, **options: Any) -> Iterat
         prune = {"budget": budget, **settings}
         if text_encoder := find_text_encoder(model):
             prune["text_encoder"] = str(text_encoder)
-        options["hf_overrides"] = {"anchorprune": prune}
+        options["hf_overrides"] = {"anchorprune": prune, **options.get("hf_overrides", {})}
     defaults: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,

@@ -30,7 +30,7 @@ def mixed_requests(model: Path) -> list[dict[str, Any]]:
 
 
 def takes_videos(model: Path) -> bool:
-    return "video_token_id" in (model / "config.json").read_text()
+    return "video_token_i" in (model / "config.json").read_text()  # id, or index
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
+from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,9 @@ def model(demo_model: Path) -> Path:
 
 def start(model: Path, **options: Any) -> None:
     """What `vllm serve` and `LLM` do first."""
-    clip = {"text_encoder": str(model / "clip")} if (model / "clip").exists() else {}
-    settings = {"budget": 16, **clip, **options.pop("settings", {})}
+    text_encoder = find_text_encoder(model)
+    paired = {"text_encoder": str(text_encoder)} if text_encoder else {}
+    settings = {"budget": 16, **paired, **options.pop("settings", {})}
     overrides = {"anchorprune": settings, **options.pop("hf_overrides", {})}
     EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 

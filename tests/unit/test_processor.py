@@ -17,6 +17,7 @@ from vllm.multimodal.parse import parse_mm_uuids
 import anchorprune_vllm
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
+from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.local_model import plans_of
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, clip, picture
@@ -25,8 +26,9 @@ from tests.support.reference import Reference
 
 def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
     anchorprune_vllm.register()
-    clip = {"text_encoder": str(model / "clip")} if (model / "clip").exists() else {}
-    prune = {"budget": 16, **clip, **settings}
+    text_encoder = find_text_encoder(model)
+    paired = {"text_encoder": str(text_encoder)} if text_encoder else {}
+    prune = {"budget": 16, **paired, **settings}
     args = EngineArgs(
         model=str(model), hf_overrides={"anchorprune": prune}, dtype="float32", **options or {}
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.support.dialects import in_dialect
 from tests.support.reference.selection import Tokens, select
 
+_REMEMBERED = 64
 EAGER = {"attn_implementation": "eager", "dtype": torch.float32}
 
 
@@ -27,6 +29,7 @@ class Reference(ABC):
 
     def __init__(self, model: Path) -> None:
         self._load(model)
+        self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def _load(self, model: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(model, **EAGER).eval()
@@ -61,7 +64,7 @@ class Reference(ABC):
     @torch.inference_mode()
     def kept(self, media: Any, question: str, budget: int) -> list[int]:
         """Indices of the kept candidates, ascending."""
-        tokens = self._tokens(media)
+        tokens = self._once(media, self._tokens)
         relevance = self._relevance(tokens, question) if question else None
         return select(tokens, relevance, budget)
 
@@ -112,8 +115,17 @@ class Reference(ABC):
                 text.append(token)
             rows.append(self.embed_words(torch.tensor(text, dtype=torch.long)))
             if item is not None:
-                rows.append(self.embed(item)[indices])
+                rows.append(self._once(item, self.embed)[indices])
         return torch.cat(rows)[None]
+
+    def _once(self, media: Any, make: Callable[[Any], Any]) -> Any:
+        """What `make` gives, remembered for a while: towers are slow."""
+        key = make.__name__, id(media)
+        if key not in self._made:
+            if len(self._made) == _REMEMBERED:
+                del self._made[next(iter(self._made))]
+            self._made[key] = media, make(media)  # the media too: its id is not given to another
+        return self._made[key][1]
 
     def native_positions(
         self, prompt: str, media: list[Any], kept: list[list[int]], n: int, *, start: bool = True

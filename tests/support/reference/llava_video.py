@@ -55,7 +55,7 @@ class ReferenceLlavaVideo(ReferenceOnevision):
             {name.removeprefix(self._inner(tower)): weight for name, weight in tower.items()},
             strict=False,
         )
-        assert not missing and not unexpected, (missing, unexpected)
+        assert (missing, unexpected) == ([], [])
         self.feature_layer = -1
         projector = under("model.mm_projector.")
         hidden, visual = projector["0.weight"].shape

@@ -36,7 +36,7 @@ class ReferenceOnevision(Reference):
         self.video_processor = self.processor.video_processor
 
     def unpruned(self, media: Any) -> int:
-        return len(self.embed_whole(media))
+        return len(self._marked_line(media))
 
     def unit_sizes(self, media: Any) -> list[int]:
         pixels, sizes = self._preprocess(media)
@@ -112,13 +112,15 @@ class ReferenceOnevision(Reference):
         return torch.cat([frames.flatten(0, 1), self.newline[None]])
 
     def _places_of(self, media: Any) -> list[int]:
+        return [place for place, row in enumerate(self._marked_line(media)) if not row.any()]
+
+    def _marked_line(self, media: Any) -> Tensor:
+        """The item's tokens [T, H] if all candidates were zero."""
         pixels, sizes = self._preprocess(media)
-        marks = torch.zeros(len(pixels), self._patches(), len(self.newline))
+        zeros = torch.zeros(len(pixels), self._patches(), len(self.newline))
         if is_image(media):
-            line = self._pack(marks, sizes, torch.ones_like(self.newline))
-        else:
-            line = self._with_newlines(self._pool(marks))
-        return [place for place, row in enumerate(line) if not row.any()]
+            return self._pack(zeros, sizes, self.newline)
+        return self._with_newlines(self._pool(zeros))
 
     def _patches(self) -> int:
         vision = self.config.vision_config

@@ -60,11 +60,12 @@ def expand(
 ) -> list[int]:
     """Stage 2: importance x novelty, one token at a time."""
     kept = list(anchor) or [int(np.argmax(importance))]
+    novelty = (1 - features @ features[kept].T).min(axis=1)
     while len(kept) < budget:
-        novelty = (1 - features @ features[kept].T).min(axis=1)
         score = importance * novelty
         score[kept] = -np.inf
         kept.append(int(np.argmax(score)))
+        novelty = np.minimum(novelty, 1 - features @ features[kept[-1]])
     return kept
 
 
