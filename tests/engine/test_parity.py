@@ -9,7 +9,8 @@ from vllm import LLM
 
 from tests.support.dialects import prompt_of
 from tests.support.engine import answer, request, seen
-from tests.support.pictures import QUESTIONS, picture
+from tests.support.models import with_videos
+from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
 
 LONG_QUESTION = "Tell me what is to the left of the tall tree, and then " * 12
@@ -64,3 +65,16 @@ def test_shapes(pruned: LLM, reference: Reference, shape: str) -> None:
     most = min(sum(sizes), 750)  # the reference is slow
     for number, budget in enumerate(sorted({b for b in budgets if 0 < b < most})):
         check(pruned, reference, image, QUESTIONS[number % len(QUESTIONS)], budget)
+
+
+@with_videos
+@pytest.mark.parametrize("frames", [1, 2, 9])
+@pytest.mark.parametrize("budget", [1, 5, 35])
+def test_videos(pruned: LLM, reference: Reference, frames: int, budget: int) -> None:
+    """At budgets below the number of frames, and above."""
+    video, question = clip(frames, frames=frames), QUESTIONS[frames % len(QUESTIONS)]
+    seen(pruned)
+    given = answer(pruned, request(question, video, override={"budget": budget}))[0]
+    kept = seen(pruned).kept
+    assert kept == [reference.kept(video, question, budget)]
+    assert given == reference.answer(prompt_of(question, 0, 1), [video], kept, 12)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 
-from tests.support.engine import answer, forget_everything, generate, request, seen
+from tests.support.engine import answer, forget_everything, generate, media_of, request, seen
+from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
 from tests.support.seen_positions import seen_positions
@@ -36,8 +37,7 @@ def check(
     outputs = generate(native, *({**item, **override} for item in prompts), params=params)
     recorded = seen_positions(native)
     for item, output in zip(prompts, outputs, strict=True):
-        data = item.get("multi_modal_data", {})
-        media = [*data.get("image", []), *data.get("video", [])]
+        media = media_of(item)
         kept = [reference.kept(one, words, budget) for one in media]
         expected = reference.native_positions(item["prompt"], media, kept, length).T.tolist()
         (starts,) = (
@@ -120,7 +120,7 @@ def test_64_requests_of_which_some_start_again(native: LLM, reference: Reference
     assert max(starts) > 1, "a request must have started again for this to show"
 
 
-@pytest.mark.parametrize("any_model", ["qwen2.5-vl"], indirect=True)
+@with_videos
 def test_images_and_videos(native: LLM, reference: Reference) -> None:
     prompts = [
         request("What?", clip(770, frames=9)),

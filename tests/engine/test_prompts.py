@@ -14,6 +14,7 @@ from tests.support.engine import (
     GREEDY,
     answer,
     generate,
+    media_of,
     request,
     seen,
     visual_tokens,
@@ -115,8 +116,8 @@ class TestOff:
     ) -> None:
         seen(pruned)
         for item, wanted in zip(mixed, plain_answers, strict=True):
-            media = [one for items in item.get("multi_modal_data", {}).values() for one in items]
-            enough = max((sum(reference.unit_sizes(one)) for one in media), default=1)
+            sizes = [sum(reference.unit_sizes(media)) for media in media_of(item)]
+            enough = max(sizes, default=1)
             override = {"budget": enough if budget == "just enough" else budget}
             asked = {**item, "mm_processor_kwargs": {"anchorprune": override}}
             assert answer(pruned, asked)[0] == wanted

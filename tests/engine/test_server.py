@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import base64
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
-from anchorprune_vllm.tools.demo_media import as_data_url
+from anchorprune_vllm.tools.demo_media import as_data_url, draw_clip
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY
-from tests.support.pictures import QUESTIONS, picture
+from tests.support.models import with_videos
+from tests.support.pictures import QUESTIONS, picture, read_clip
 from tests.support.reference import Reference
 
 
@@ -64,6 +67,39 @@ def test_answer(client: OpenAI, reference: Reference) -> None:
     # The models' chat templates have no start token.
     prompt = reference.chat_prompt(question)
     expected = reference.answer(prompt, [image], [kept], 12, start=False)
+    assert [t.token for t in given.logprobs.content] == [
+        reference.tokenizer.decode([token]) for token in expected
+    ]
+
+
+@with_videos
+def test_video_url(client: OpenAI, reference: Reference, tmp_path: Path) -> None:
+    """A clip in an MP4 file, as a data URL: vLLM's own loader takes all of its 16 frames."""
+    media = draw_clip(seed=1)
+    part = media.as_message_part()
+    question = {"type": "text", "text": QUESTIONS[1]}
+    reply = chat(client, {"role": "user", "content": [part, question]}, logprobs=True)
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(base64.b64decode(media.url.partition(",")[2]))
+    video = read_clip(path)
+    assert len(video[0]) == 16
+    kept = reference.kept(video, QUESTIONS[1], 16)
+    prompt = reference.chat_prompt(QUESTIONS[1]).replace("image", "video")
+    expected = reference.answer(prompt, [video], [kept], 12, start=False)
+    assert [t.token for t in reply.choices[0].logprobs.content] == [
+        reference.tokenizer.decode([token]) for token in expected
+    ]
+    text = len(reference.prompt_ids(prompt, start=False)) - 1
+    assert reply.usage.prompt_tokens == text + 16
+
+
+def test_several_images(client: OpenAI, reference: Reference) -> None:
+    question, seeds = QUESTIONS[2], (607, 608, 609)
+    given = chat(client, user(question, *seeds), logprobs=True).choices[0]
+    images = [picture(seed) for seed in seeds]
+    kept = [reference.kept(image, question, 16) for image in images]
+    prompt = reference.chat_prompt(question, images=3)
+    expected = reference.answer(prompt, images, kept, 12, start=False)
     assert [t.token for t in given.logprobs.content] == [
         reference.tokenizer.decode([token]) for token in expected
     ]

@@ -98,6 +98,12 @@ def request(
     return prompt
 
 
+def media_of(item: dict[str, Any]) -> list[Any]:
+    """The images, then the videos of a `request`."""
+    data = item.get("multi_modal_data", {})
+    return [*data.get("image", []), *data.get("video", [])]
+
+
 def generate(llm: LLM, *requests: dict[str, Any], params: Any = GREEDY) -> list[Any]:
     """What vLLM gives back for requests given to it together."""
     tokenizer = llm.get_tokenizer()

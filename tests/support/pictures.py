@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -37,12 +39,29 @@ def clip(
     first, last = (np.asarray(picture(seed + i, size), dtype=np.float32) for i in (0, 10_000))
     shares = np.linspace(0, 1, frames)[:, None, None, None]
     pixels = ((1 - shares) * first + shares * last).astype(np.uint8)
-    metadata = {
+    return as_video(pixels, fps)
+
+
+def read_clip(path: Path) -> tuple[Any, Any]:
+    """All frames of a file, as vLLM takes them."""
+    capture = cv2.VideoCapture(str(path))
+    frames = []
+    while True:
+        is_there, frame = capture.read()
+        if not is_there:
+            break
+        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+    # vLLM leaves it to the model's processor to take fewer, if it has read all of a file.
+    return as_video(np.stack(frames), capture.get(cv2.CAP_PROP_FPS), do_sample_frames=True)
+
+
+def as_video(pixels: np.ndarray, fps: float, *, do_sample_frames: bool = False) -> tuple[Any, Any]:
+    """Frames [F, height, width, 3], and what is known of them."""
+    return pixels, {
         "fps": fps,
-        "duration": frames / fps,
-        "total_num_frames": frames,
-        "frames_indices": list(range(frames)),
+        "duration": len(pixels) / fps,
+        "total_num_frames": len(pixels),
+        "frames_indices": list(range(len(pixels))),
         "video_backend": "opencv",
-        "do_sample_frames": False,
+        "do_sample_frames": do_sample_frames,
     }
-    return pixels, metadata

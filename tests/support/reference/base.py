@@ -84,30 +84,40 @@ class Reference(ABC):
         `start`: the prompt begins with the tokenizer's start token. `native`: with the positions
         of the unpruned prompt; default: as the plugin does it for this model.
         """
-        embeddings = self._embed_prompt(prompt, media, kept, start=start)
-        positions = torch.arange(embeddings.shape[1] + n)[None]
+        rows = [
+            self._once(item, self.embed)[indices] for item, indices in zip(media, kept, strict=True)
+        ]
+        positions = None
         if self.is_native if native is None else native:
             positions = self.native_positions(prompt, media, kept, n, start=start)
+        return self.greedy(self.embed_prompt(prompt, rows, start=start), n, positions)
+
+    def greedy(self, embeddings: Tensor, n: int, positions: Tensor | None = None) -> list[int]:
+        """Up to `n` tokens behind [1, T, H]; default positions: one after the other."""
+        if positions is None:
+            positions = torch.arange(embeddings.shape[1] + n)[None]
         answer: list[int] = []
         for _ in range(n):
-            length = embeddings.shape[1]
-            states = self.language_model(
-                inputs_embeds=embeddings, position_ids=self._position_ids(positions[:, :length])
-            ).last_hidden_state
-            token = int(self.lm_head(states[0, -1]).argmax())
+            states = self.hidden_states(embeddings, positions)
+            token = int(self.lm_head(states[-1]).argmax())
             answer.append(token)
             if token == self.tokenizer.eos_token_id:
                 break
             embeddings = torch.cat([embeddings, self.embed_words(torch.tensor([[token]]))], dim=1)
         return answer
 
-    def _embed_prompt(
-        self, prompt: str, media: list[Any], kept: list[list[int]], *, start: bool
-    ) -> Tensor:
-        """[1, T, H]."""
+    def hidden_states(self, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """Of the language model's last layer: [T, H], from [1, T, H] and the first T positions."""
+        positions = self._position_ids(positions[:, : embeddings.shape[1]])
+        return self.language_model(
+            inputs_embeds=embeddings, position_ids=positions
+        ).last_hidden_state[0]
+
+    def embed_prompt(self, prompt: str, media: list[Tensor], *, start: bool = True) -> Tensor:
+        """[1, T, H], from the prompt's words and the rows of each item."""
         rows = []
         ids = iter(self.prompt_ids(prompt, start=start))
-        for item, indices in zip([*media, None], [*kept, []], strict=True):
+        for item in [*media, None]:
             text = []
             for token in ids:
                 if token in self.placeholder_ids():
@@ -115,7 +125,7 @@ class Reference(ABC):
                 text.append(token)
             rows.append(self.embed_words(torch.tensor(text, dtype=torch.long)))
             if item is not None:
-                rows.append(self._once(item, self.embed)[indices])
+                rows.append(item)
         return torch.cat(rows)[None]
 
     def _once(self, media: Any, make: Callable[[Any], Any]) -> Any:

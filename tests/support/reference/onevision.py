@@ -59,6 +59,11 @@ class ReferenceOnevision(Reference):
             return self._pack(projected, self._preprocess(media)[1], self.newline)
         return self._with_newlines(self._pool(projected))
 
+    @torch.inference_mode()
+    def unpruned_answer(self, prompt: str, media: list[Any], n: int) -> list[int]:
+        """Greedy answer when all tokens are seen, newlines included."""
+        return self.greedy(self.embed_prompt(prompt, [self.embed_whole(m) for m in media]), n)
+
     def _tokens(self, media: Any) -> Tokens:
         hidden, attention = self._tower(media)
         received = attention.double().mean(dim=(1, 2))[..., None]  # [tiles, patches, 1]

@@ -90,7 +90,8 @@ class ReferenceQwen(Reference):
         return self.processor.video_processor(
             [frames],
             video_metadata=[VideoMetadata(**known)],
-            do_sample_frames=False,
+            do_sample_frames=metadata["do_sample_frames"],
+            return_metadata=True,
             return_tensors="pt",
         )
 
@@ -100,8 +101,10 @@ class ReferenceQwen(Reference):
         for item in media:
             grids[is_image(item)].append(self._preprocess(item)[1])
         seconds = [
-            self.processor.video_processor.temporal_patch_size / metadata["fps"]
-            for _, metadata in (item for item in media if not is_image(item))
+            self.processor.video_processor.temporal_patch_size
+            / self._preprocess_video(item).video_metadata[0].sampled_fps
+            for item in media
+            if not is_image(item)
         ]
         positions, _ = self.model.model.get_rope_index(
             torch.tensor([ids]),

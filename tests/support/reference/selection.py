@@ -60,13 +60,18 @@ def expand(
 ) -> list[int]:
     """Stage 2: importance x novelty, one token at a time."""
     kept = list(anchor) or [int(np.argmax(importance))]
-    novelty = (1 - features @ features[kept].T).min(axis=1)
+    novelty = distances(features, kept).min(axis=1)
     while len(kept) < budget:
         score = importance * novelty
         score[kept] = -np.inf
         kept.append(int(np.argmax(score)))
-        novelty = np.minimum(novelty, 1 - features @ features[kept[-1]])
+        novelty = np.minimum(novelty, distances(features, kept[-1:])[:, 0])
     return kept
+
+
+def distances(features: np.ndarray, others: list[int]) -> np.ndarray:
+    """Cosine distances; copies are at 0, not at what rounding leaves of it."""
+    return np.round(1 - features @ features[others].T, 12)
 
 
 def normalised(rows: np.ndarray) -> np.ndarray:

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from anchorprune_vllm.selection import select_batch
-from anchorprune_vllm.tools import bench, bench_attention, bench_memory, bench_support
+from anchorprune_vllm.tools import (
+    bench_attention,
+    bench_memory,
+    bench_selection,
+    bench_support,
+    bench_video,
+)
 from anchorprune_vllm.tools.cli import main
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES
 
@@ -47,10 +53,10 @@ def test_bad_arguments(args: list[str], words: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("units", [1, 3])
 def test_bench_compares_forms_of_the_same_method(units: int) -> None:
     torch.manual_seed(0)
-    shape = bench.Shape("small", 96, 8, 12, 30, units)
-    item = bench._random_candidates(shape, torch.device("cpu"))
-    kept = select_batch([item], bench.PARAMS)[0].indices
-    assert bench.straightforward(item).tolist() == kept.tolist()
+    shape = bench_selection.Shape("small", 96, 8, 12, 30, units)
+    item = bench_selection.random_candidates(shape, torch.device("cpu"))
+    kept = select_batch([item], bench_selection.PARAMS)[0].indices
+    assert bench_selection.straightforward(item).tolist() == kept.tolist()
 
 
 def test_bench_sees_the_highest_level_of_memory() -> None:
@@ -79,3 +85,10 @@ def test_bench_looks_into_the_tower() -> None:
     assert cost.patches == 64
     assert cost.tower_ms > 0
     assert cost.with_importance_mebibytes > cost.tower_mebibytes > 0
+
+
+def test_bench_measures_a_video() -> None:
+    (cost,) = bench_video.measure_videos([2], kept=64, repeats=1)
+    assert (cost.frames, cost.tokens, cost.kept) == (2, 2 * 13 * 14, 64)
+    assert min(cost.unpruned_ms, cost.pruned_ms) > 0
+    assert cost.pruned_mebibytes > cost.unpruned_mebibytes / 2 > 0

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selection against a straightforward loop of the same method, with crops, and against a tower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import CLIPVisionConfig, CLIPVisionModel
+
+from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
+from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
+from anchorprune_vllm.signals.attention import cls_attention
+from anchorprune_vllm.tools.bench_support import side_by_side
+
+PARAMS = AnchorParams()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The candidates of one image or video of a model."""
+
+    model: str
+    tokens: int
+    anchor_size: int
+    context_size: int
+    budget: int
+    units: int = 1
+
+
+SHAPES = (
+    Shape("LLaVA-1.5", 576, 768, 1024, 64),
+    Shape("LLaVA-NeXT", 2880, 768, 1024, 640, units=5),
+    Shape("Qwen2.5-VL", 1296, 3584, 3584, 256),
+    Shape("LLaVA-Video", 2704, 1152, 1152, 512, units=16),
+)
+
+
+def measure_forms(shape: Shape, repeats: int, device: torch.device) -> tuple[float, float]:
+    """Milliseconds of the straightforward loop and of ours."""
+    item = random_candidates(shape, device)
+    kept = select_batch([item], PARAMS)[0].indices
+    if len(set(kept.tolist()) ^ set(straightforward(item).tolist())) > shape.budget // 50:
+        raise RuntimeError(f"the two forms disagree on {shape}")
+    loop, ours = side_by_side(
+        [partial(straightforward, item), partial(select_batch, [item], PARAMS)], repeats
+    )
+    return loop, ours
+
+
+def measure_shapes(shapes: Sequence[Shape], repeats: int, device: torch.device) -> list[float]:
+    """Milliseconds of selection in each shape."""
+    items = [random_candidates(shape, device) for shape in shapes]
+    return side_by_side([partial(select_batch, [item], PARAMS) for item in items], repeats)
+
+
+def measure_steps(repeats: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of a call of LLaVA-1.5's vision tower, and of what pruning adds."""
+    config = CLIPVisionConfig(
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=23,
+        num_attention_heads=16,
+        image_size=336,
+        patch_size=14,
+    )
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    item = random_candidates(SHAPES[0], device)
+    with torch.device(device), torch.inference_mode():
+        tower = CLIPVisionModel(config).to(dtype).eval()
+        pixels = torch.randn(1, 3, 336, 336, dtype=dtype)
+        query, key = torch.randn(2, 1, 577, 1024, dtype=dtype)
+        runs = {
+            "vision tower (ViT-L/14 at 336 px, 23 layers)": lambda: tower(pixels),
+            "[CLS] attention": lambda: cls_attention(query, key, 16, 0.125),
+            "selection, K=64": lambda: select_batch([item], PARAMS),
+        }
+        return dict(zip(runs, side_by_side(list(runs.values()), repeats), strict=True))
+
+
+def straightforward(item: Candidates) -> Tensor:
+    """The method as one would write it down: one product and one argmax per step, float32."""
+    assert item.relevance is not None
+    assert item.context_features is not None
+    features = F.normalize(item.features.float(), dim=-1)
+    context = F.normalize(item.context_features.float(), dim=-1)
+    units = item.units if item.units is not None else torch.zeros(len(features), dtype=torch.long)
+    sizes = torch.unique_consecutive(units, return_counts=True)[1].tolist()
+    kept: list[int] = []
+    start = 0
+    for size, share in zip(sizes, unit_budgets(item.budget, sizes), strict=True):
+        order = (start + item.relevance[start : start + size].argsort(descending=True)).tolist()
+        smallest = min_anchor(share)
+        largest = max_anchor(share, smallest, PARAMS.max_anchor_ratio)
+        novel, end = 0, smallest
+        while end < largest and novel < PARAMS.patience:
+            distance = (1 - features[order[:smallest]] @ features[order[end]]).min()
+            novel += int(distance > PARAMS.tau)
+            end += 1
+        kept += order[:end]
+        start += size
+    novelty = (1 - context @ context[kept].T).amin(1)
+    while len(kept) < item.budget:
+        score = item.importance * novelty
+        score[kept] = -torch.inf
+        kept.append(int(score.argmax()))
+        novelty = novelty.minimum(1 - context @ context[kept[-1]])
+    return torch.tensor(sorted(kept))
+
+
+def random_candidates(shape: Shape, device: torch.device) -> Candidates:
+    """Correlated features, as neighbouring patches have."""
+
+    def smooth(size: int) -> Tensor:
+        base = torch.randn(shape.tokens // 8, size, device=device).repeat_interleave(8, 0)
+        return base + 0.5 * torch.randn(shape.tokens, size, device=device)
+
+    units = torch.arange(shape.units).repeat_interleave(shape.tokens // shape.units)
+    return Candidates(
+        relevance=torch.randn(shape.tokens, device=device),
+        features=smooth(shape.anchor_size),
+        importance=torch.rand(shape.tokens, device=device),
+        budget=shape.budget,
+        context_features=smooth(shape.context_size),
+        units=units if shape.units > 1 else None,
+    )
