@@ -91,6 +91,7 @@ class ReferenceQwen(Reference):
             [frames],
             video_metadata=[VideoMetadata(**known)],
             do_sample_frames=metadata["do_sample_frames"],
+            fps=2.0 if metadata["do_sample_frames"] else None,  # the default of Qwen's processor
             return_metadata=True,
             return_tensors="pt",
         )
