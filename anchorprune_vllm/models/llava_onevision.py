@@ -123,8 +123,8 @@ class _Images:
         unpruned, (base, shown) = plan.tokens
         if plan.keeps_all:
             return MediaPositions.in_line(unpruned)
-        newlines = unpruned - base - shown  # one behind each row
-        places = base + places_between_newlines(shown, shown // newlines)
+        rows = unpruned - base - shown  # as many as newlines; of a very flat picture, none
+        places = base + places_between_newlines(shown, shown // rows if rows else None)
         return MediaPositions.at(torch.cat([torch.arange(base), places]), unpruned)
 
 

@@ -89,6 +89,12 @@ def test_prompts(native: LLM, reference: Reference, prompt: str) -> None:
     check(native, reference, [item], "What is on the left?", budget=13)
 
 
+@pytest.mark.parametrize("size", [(1700, 9), (9, 1700), (900, 700), (333, 157)])
+def test_shapes(native: LLM, reference: Reference, size: tuple[int, int]) -> None:
+    item = request("What?", picture(725, size))
+    check(native, reference, [item], "What is on the left?", budget=22)
+
+
 def test_prefix_that_covers_the_media(native: LLM, reference: Reference) -> None:
     image = picture(730)
     start = f"USER: <image>{words_of(30)}"

@@ -43,7 +43,8 @@ class ReferenceOnevision(Reference):
         marks = torch.zeros(len(pixels), self._patches(), 1)
         if not is_image(media):
             return [len(frame) for frame in self._pool(marks)]
-        return [self._patches(), len(self._pack(marks, sizes)) - self._patches()]
+        shown = len(self._pack(marks, sizes)) - self._patches()
+        return [self._patches(), shown] if shown else [self._patches()]
 
     def tower_size(self, media: Any) -> int:
         return len(self._preprocess(media)[0])
