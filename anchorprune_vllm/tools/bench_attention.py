@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Received attention against the vision tower that it is taken from: vLLM's Qwen2.5-VL.
 
-The tower has a quarter of the 7B model's width and of its blocks: 7 with windows, 1 with full
-attention. Of the whole tower's 4 with full attention, one is looked into as well.
+The tower has an eighth of the 7B model's heads, each as large, and a quarter of its blocks: 7 with
+windows, 1 with full attention. Of the whole tower's 4 with full attention, one is looked into too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 class AttentionCost:
     """One call of the tower on a square picture, without and with importance."""
 
-    patches: int
+    tokens: int
     tower_ms: float
     with_importance_ms: float
     tower_mebibytes: float
@@ -32,11 +32,11 @@ class AttentionCost:
 
 
 def measure_received_attention(sides: Sequence[int], repeats: int) -> list[AttentionCost]:
-    """For pictures of side x side patches."""
+    """For pictures of side x side visual tokens."""
     with TemporaryDirectory() as directory:
         scratch = Path(directory)
         make_demo_model(scratch / "model", arch="qwen2.5-vl")
-        tower = {"hidden_size": 320, "num_heads": 4, "intermediate_size": 856, "depth": 8}
+        tower = {"hidden_size": 160, "num_heads": 2, "intermediate_size": 428, "depth": 8}
         config = scratch / "model" / "config.json"
         edit_json(config, vision_config={**tower, "fullatt_block_indexes": [7]})
         dtype = "bfloat16" if torch.cuda.is_available() else "float32"
@@ -46,8 +46,8 @@ def measure_received_attention(sides: Sequence[int], repeats: int) -> list[Atten
 
 
 def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
-    grid = [[1, side, side]]
-    pixels = torch.randint(256, (side * side, 3 * 2 * 14 * 14), dtype=torch.uint8)
+    grid = [[1, 2 * side, 2 * side]]  # a token is 2 x 2 patches
+    pixels = torch.randint(256, (4 * side * side, 3 * 2 * 14 * 14), dtype=torch.uint8)
 
     def plain() -> None:
         visual(pixels, grid_thw=grid)

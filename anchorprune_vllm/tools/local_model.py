@@ -52,14 +52,14 @@ class LocalModel:
             prune["text_encoder"] = str(text_encoder)
         defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
         overrides = {"anchorprune": prune, **options.pop("hf_overrides", {})}
-        config = EngineArgs(
+        self.config = EngineArgs(
             model=str(path), hf_overrides=overrides, **{**defaults, **options}
         ).create_engine_config()
-        self._device = config.device_config.device
-        self.processor = MULTIMODAL_REGISTRY.create_processor(config.model_config)
+        self._device = self.config.device_config.device
+        self.processor = MULTIMODAL_REGISTRY.create_processor(self.config.model_config)
         # vLLM's CPU worker does the same to torch, but for the whole process.
-        with set_current_vllm_config(config), patch("torch.accelerator.empty_cache"):
-            self.model = get_model(vllm_config=config)
+        with set_current_vllm_config(self.config), patch("torch.accelerator.empty_cache"):
+            self.model = get_model(vllm_config=self.config)
 
     def process(self, prompt: str, *media: Any, budget: int | str, **options: Any) -> Any:
         """What the API process makes of a prompt; `options` go to the HF processor."""

@@ -82,8 +82,19 @@ def test_unknown_tower_without_text_encoder(model: Path) -> None:
         start(model, settings={"text_encoder": None})
 
 
-@pytest.mark.parametrize("vision", ["siglip_vision_model", "pixtral"])
-def test_tower_that_is_no_clip(model: Path, tmp_path: Path, vision: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "vision", "needed"),
+    [
+        ("llava-1.5", "siglip_vision_model", "CLIP"),
+        ("llava-1.5", "pixtral", "CLIP"),
+        ("llava-onevision", "clip_vision_model", "SigLIP"),
+    ],
+)
+def test_another_kind_of_tower(
+    demo_models: Any, tmp_path: Path, arch: str, vision: str, needed: str
+) -> None:
+    anchorprune_vllm.register()
+    model = demo_models(arch)
     for file in model.iterdir():
         if file.is_file():
             (tmp_path / file.name).symlink_to(file)
@@ -91,8 +102,19 @@ def test_tower_that_is_no_clip(model: Path, tmp_path: Path, vision: str) -> None
     config["vision_config"]["model_type"] = vision
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=f"vision tower is a '{vision}'; .* needs a CLIP tower"):
-        start(tmp_path, settings={"text_encoder": str(model / "clip")})
+    words = f"vision tower is a '{vision}'; .* needs a {needed} tower"
+    with pytest.raises(ValueError, match=words):
+        start(tmp_path, settings={"text_encoder": str(find_text_encoder(model))})
+
+
+@pytest.mark.parametrize("arch", ["llava-onevision", "llava-video"])
+def test_siglip_towers_need_siglip(demo_models: Any, model: Path, arch: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"is a 'clip' model, but .* needs a full SigLIP checkpoint"
+    ):
+        start(demo_models(arch), settings={"text_encoder": str(model / "clip")})
+    with pytest.raises(ValueError, match=r"no text encoder is known .* paired SigLIP checkpoint"):
+        start(demo_models(arch), settings={"text_encoder": None})
 
 
 def test_several_layers_of_the_tower(model: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -181,6 +182,19 @@ def test_extent_is_one_more_than_the_highest_position(factor: float) -> None:
     for grid in ((1, 1, 1), (1, 9, 4), (1, 4, 9), (7, 3, 3)):
         positions = grid_positions(grid, factor)
         assert positions.extent == grid_extent(grid, factor) == int(positions.relative.max()) + 1
+
+
+@pytest.mark.usefixtures("rank")
+def test_encoder_cuda_graphs_are_switched_off(
+    demo_models: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They bypass `embed_multimodal`, where pruning is."""
+    logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "propagate", True)
+    asked = {"cudagraph_mm_encoder": True}
+    loaded = LocalModel(demo_models("qwen2.5-vl"), compilation_config=asked)
+    assert not loaded.config.compilation_config.cudagraph_mm_encoder
+    assert "CUDA graphs of the vision encoder are switched off" in caplog.text
 
 
 class Rows:

@@ -82,7 +82,7 @@ def test_bench_measures_a_call_of_the_model() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_bench_looks_into_the_tower() -> None:
     (cost,) = bench_attention.measure_received_attention([8], repeats=1)
-    assert cost.patches == 64
+    assert cost.tokens == 64
     assert cost.tower_ms > 0
     assert cost.with_importance_mebibytes > cost.tower_mebibytes > 0
 
