@@ -47,8 +47,11 @@ $(DEMO_MODEL): | setup
 	@$(BIN)/anchorprune demo-model $@
 
 test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
-	$(BIN)/python -m pytest -m "not engine" $(ARGS) $(or_none_chosen)
-	$(BIN)/python -m pytest -m engine $(ARGS) $(or_none_chosen)
+	$(BIN)/python -m pytest -m "not engine" $(at_once) $(ARGS) $(or_none_chosen)
+	$(BIN)/python -m pytest -m engine $(at_once) $(ARGS) $(or_none_chosen)
+
+# Most tests keep one core busy. Those of one model stay together: they share its engines.
+at_once = -n 2 --dist loadgroup
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
 or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])

@@ -11,6 +11,13 @@ import pytest
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one model run in one process, where they share its engines; others by file."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        item.add_marker(pytest.mark.xdist_group(parameters.get("any_model", item.path.name)))
+
+
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory):
     """arch -> directory of the model."""
