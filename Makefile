@@ -52,6 +52,9 @@ test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pyt
 
 # Most tests keep one core busy. Those of one model stay together: they share its engines.
 at_once = -n 2 --dist loadgroup
+# Threads that wait for each other on the same two cores would cost more than they bring.
+test: export OMP_NUM_THREADS ?= 1
+test: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
 or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])

@@ -11,6 +11,7 @@ import pytest
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one model run in one process, where they share its engines; others by file."""
     for item in items:
