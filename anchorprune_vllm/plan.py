@@ -69,9 +69,13 @@ class ItemPlan:
         return torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) > 1 else None
 
 
-def media_key(media_hash: str) -> MediaKey:
-    """128 bits of a vLLM media hash (or client uuid), as two signed 64-bit integers."""
-    digest = hashlib.blake2b(media_hash.encode(), digest_size=16).digest()
+def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
+    """128 bits, as two signed 64-bit integers, that name the media in the worker.
+
+    A hash alone would not do: it may be a client's uuid, given to another picture later.
+    """
+    name = f"{modality} {tokens} {media_hash}"
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return (
         int.from_bytes(digest[:8], "big", signed=True),
         int.from_bytes(digest[8:], "big", signed=True),

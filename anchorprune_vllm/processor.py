@@ -201,7 +201,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                 ItemPlan(
                     kept=request.budget.tokens(tokens.candidates),
                     tokens=tokens,
-                    media_key=media_key(request.media_hash),
+                    media_key=media_key(modality, tokens, request.media_hash),
                     query_ids=self._tokenize_query(request.query),
                 )
                 for request, tokens in zip(requests, counts, strict=True)

@@ -28,9 +28,14 @@ class LinearPositionsModel(PrunedModel):
         **kwargs: Any,
     ) -> Any:
         if self._native_positions:
-            # Behind the language model's last position there is none.
-            text_config = self.config.get_text_config()  # type: ignore[attr-defined]
-            positions = positions[0].clamp(max=text_config.max_position_embeddings - 1)
+            # Behind the language model's last position there is none. In place: CUDA graphs of the
+            # language model read positions where they were captured, in vLLM's own buffer.
+            positions = positions[0].clamp_(max=self._last_position())
         return super().forward(  # type: ignore[misc]
             input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
         )
+
+    def _last_position(self) -> int:
+        """Of the rotary embeddings; a scaled context is longer than the config's."""
+        text_config = self.config.get_text_config()  # type: ignore[attr-defined]
+        return max(text_config.max_position_embeddings, self._max_model_len) - 1

@@ -26,19 +26,14 @@ from vllm.model_executor.models.llava_onevision import (
 from vllm.multimodal.parse import MultiModalDataItems
 
 from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.models.frames import places_between_newlines, pooled_side
 from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
 from anchorprune_vllm.models.siglip_tower import SiglipPrunedModel, SiglipPruningProcessor
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
 from anchorprune_vllm.pruner import PrunableModel
 
-_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many
-
-
-def places_between_newlines(tokens: int, every: int | None) -> Tensor:
-    """Where tokens stand in a line that has a newline behind `every` of them: [tokens] int64."""
-    places = torch.arange(tokens)
-    return places if every is None else places + places // every
+_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many, if they fit the context
 
 
 class OnevisionPruningProcessor(SiglipPruningProcessor):
@@ -95,20 +90,17 @@ class _Images:
         grids = [grid_of(self._model.config, self._sizes[i].tolist()) for i in items]
         counts = [1 + rows * columns for rows, columns in grids]
         tiles = [self._tiles[i][:count] for i, count in zip(items, counts, strict=True)]
-        encoded = self._model.encode_rows(torch.cat(tiles))
-        features = []
-        for i, *parts in zip(items, *(part.split(counts) for part in encoded), strict=True):
-            rows, importance = parts
-            features.append(
-                MediaFeatures(self._merge(i, rows), self._merge(i, importance[..., None])[:, 0])
-            )
-        return features
 
-    def _merge(self, item: int, tiles: Tensor) -> Tensor:
-        """Tiles [T, P, C] as the model lays them out, without newlines: [N, C]."""
-        return self._model._merge_image_patch_embeddings(
-            self._sizes[item], tiles, strategy="spatial_unpad"
-        )
+        def merge(patches: Tensor) -> list[Tensor]:
+            """[T, P, C] as the model lays each image out, without newlines: [N, C]."""
+            return [
+                self._model._merge_image_patch_embeddings(
+                    self._sizes[i], image, strategy="spatial_unpad"
+                )
+                for i, image in zip(items, patches.split(counts), strict=True)
+            ]
+
+        return self._model.encode_items(torch.cat(tiles), merge)
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaOnevisionForConditionalGeneration.embed_multimodal(
@@ -137,23 +129,23 @@ class _Videos:
         self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        frames = [len(self._videos[i]) for i in items]
         # A long video is more than the unpruned engine ever gives to the tower at once.
-        fitting = self._model._max_encoder_tokens // self._model.tokens_per_frame()
-        at_once = max(_PROFILED_FRAMES, fitting)
-        pooled = []
-        for pixels in torch.cat([self._videos[i] for i in items]).split(at_once):
-            rows, importance = self._model.encode_rows(pixels)
-            pooled.append(
-                (self._model.apply_pooling(rows), self._model.apply_pooling(importance[..., None]))
-            )
-        rows, importance = (torch.cat(parts) for parts in zip(*pooled, strict=True))
-        return [
-            MediaFeatures(video_rows.flatten(0, 1), video_importance.flatten())
-            for video_rows, video_importance in zip(
-                rows.split(frames), importance.split(frames), strict=True
-            )
+        at_once = self._model.frames_at_once()
+        parts = [
+            self._model.encode_items(pixels, self._pool)[0]
+            for pixels in torch.cat([self._videos[i] for i in items]).split(at_once)
         ]
+        rows = torch.cat([part.hidden for part in parts])
+        importance = torch.cat([part.importance for part in parts])
+        sizes = [len(self._videos[i]) * self._model.tokens_per_frame() for i in items]
+        return [
+            MediaFeatures(*item)
+            for item in zip(rows.split(sizes), importance.split(sizes), strict=True)
+        ]
+
+    def _pool(self, patches: Tensor) -> list[Tensor]:
+        """[F, P, C] to one item [N, C]."""
+        return [self._model.apply_pooling(patches).flatten(0, 1)]
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
@@ -182,9 +174,15 @@ class OnevisionPrunedModel(SiglipPrunedModel):
             return _Videos(self, kwargs["pixel_values_videos"])
         return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])
 
+    def frames_at_once(self) -> int:
+        """As many as vLLM may give to the tower when nothing is pruned."""
+        tokens = self.tokens_per_frame()
+        profiled = min(_PROFILED_FRAMES, self._max_model_len // tokens)
+        return max(1, profiled, self._max_encoder_tokens // tokens)
+
     def tokens_per_frame(self) -> int:
-        side = self.config.vision_config.image_size // self.config.vision_config.patch_size
-        return self.apply_pooling(torch.empty(1, side * side, 1, device="meta")).shape[1]
+        vision = self.config.vision_config
+        return pooled_side(vision.image_size // vision.patch_size, "bilinear", stride=2) ** 2
 
     def newline_every(self) -> int | None:
         """Tokens of a video behind which a newline follows; None: at most one, at its end."""

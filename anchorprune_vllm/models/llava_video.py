@@ -2,19 +2,17 @@
 """LLaVA-Video in its original format, which vLLM does not know: with and without pruning.
 
 Images are LLaVA-OneVision's. Frames are pooled, and newline tokens put among them, as the config
-says; the rules are those of the original code (see `llava_video_config`).
+says.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     LlavaOnevisionImageProcessor,
@@ -30,6 +28,13 @@ from vllm.model_executor.models.llava_onevision import (
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from anchorprune_vllm.models.frames import (
+    count_newlines,
+    newline_spacing,
+    pool_frames,
+    pooled_side,
+    with_newlines,
+)
 from anchorprune_vllm.models.llava_onevision import (
     LargestOnevisionInfo,
     OnevisionPrunedModel,
@@ -41,43 +46,10 @@ from anchorprune_vllm.models.pruned import prunes_with
 _SAMPLED_FRAMES = 32  # from a video, unless --media-io-kwargs says otherwise
 
 
-def pooled_side(side: int, mode: str, stride: int) -> int:
-    """Tokens in a row of a pooled frame that has `side` patches in a row."""
-    return math.ceil(side / stride) if mode == "bilinear" else side // stride
-
-
-def pool_frames(frames: Tensor, mode: str, stride: int) -> Tensor:
-    """Square frames of patches [F, P, C] to [F, N, C]."""
-    side = math.isqrt(frames.shape[1])
-    grid = frames.transpose(1, 2).unflatten(2, (side, side))  # [F, C, side, side]
-    if mode == "average":
-        pooled = F.avg_pool2d(grid, stride)
-    elif mode == "max":
-        pooled = F.max_pool2d(grid, stride)
-    else:
-        size = pooled_side(side, mode, stride)
-        pooled = F.interpolate(grid, size=(size, size), mode="bilinear")
-    return pooled.flatten(2).transpose(1, 2)
-
-
-def newline_spacing(position: str, side: int) -> int | None:
-    """Tokens behind which a newline follows, in frames of `side` x `side`; None: none inside."""
-    return {"grid": side, "frame": side * side}.get(position)
-
-
-def count_newlines(position: str, frames: int, side: int) -> int:
-    """Newline tokens of a video."""
-    return {"grid": frames * side, "frame": frames, "one_token": 1, "no_token": 0}[position]
-
-
-def with_newlines(frames: Tensor, newline: Tensor, position: str) -> Tensor:
-    """Tokens [F, N, H] of a video in a line, newlines [H] among them: [T, H]."""
-    tokens = frames.flatten(0, 1)
-    every = newline_spacing(position, math.isqrt(frames.shape[1]))
-    if every is not None:
-        lines = tokens.unflatten(0, (-1, every))
-        return torch.cat([lines, newline.expand(len(lines), 1, -1)], dim=1).flatten(0, 1)
-    return torch.cat([tokens, newline[None]]) if position == "one_token" else tokens
+def frame_side(config: LlavaVideoConfig) -> int:
+    """Tokens in a row of a frame."""
+    patches = config.vision_config.image_size // config.vision_config.patch_size
+    return pooled_side(patches, config.mm_spatial_pool_mode, config.mm_spatial_pool_stride)
 
 
 class LlavaVideoInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
@@ -95,7 +67,7 @@ class LlavaVideoInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
         tokenizer = self.get_tokenizer()
         ids = tuple(tokenizer.convert_tokens_to_ids(list(PLACEHOLDERS)))
         expected = (config.image_token_index, config.video_token_index)
-        if ids != expected:
+        if ids != expected:  # another vocabulary than Qwen2's
             overrides = dict(zip(("image_token_index", "video_token_index"), ids, strict=True))
             raise ValueError(
                 f"llava_qwen: this tokenizer has {PLACEHOLDERS} at {ids}, the config at "
@@ -119,16 +91,11 @@ class LlavaVideoInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
             video_token=PLACEHOLDERS[1],
         )
 
-    def _side(self) -> int:
-        config = self.get_hf_config()
-        patches = self.get_vision_encoder_info().get_patch_grid_length()
-        return pooled_side(patches, config.mm_spatial_pool_mode, config.mm_spatial_pool_stride)
-
     def _get_num_frame_tokens(self, *, image_width: int, image_height: int) -> int:
-        return self._side() ** 2
+        return frame_side(self.get_hf_config()) ** 2
 
     def get_num_video_tokens(self, *, image_width: int, image_height: int, num_frames: int) -> int:
-        side = self._side()
+        side = frame_side(self.get_hf_config())
         newlines = count_newlines(self.get_hf_config().mm_newline_position, num_frames, side)
         return num_frames * side * side + newlines
 
@@ -141,12 +108,10 @@ class LlavaVideoInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
         return max(1, min(fitting, sampled if sampled > 0 else _SAMPLED_FRAMES))
 
 
-class LlavaVideoProcessor(LlavaOnevisionMultiModalProcessor):
-    """Prompts with a placeholder for each token."""
-
-
 @MULTIMODAL_REGISTRY.register_processor(
-    LlavaVideoProcessor, info=LlavaVideoInfo, dummy_inputs=LlavaOnevisionDummyInputsBuilder
+    LlavaOnevisionMultiModalProcessor,
+    info=LlavaVideoInfo,
+    dummy_inputs=LlavaOnevisionDummyInputsBuilder,
 )
 class LlavaVideo(LlavaOnevisionForConditionalGeneration):
     """LLaVA-Video on vLLM's LLaVA-OneVision."""
@@ -164,11 +129,9 @@ class LlavaVideo(LlavaOnevisionForConditionalGeneration):
         }
     )
 
-    def apply_pooling(self, image_features: Tensor, stride: int = 2) -> Tensor:
-        config = self.config
-        return pool_frames(
-            image_features, config.mm_spatial_pool_mode, config.mm_spatial_pool_stride
-        )
+    def apply_pooling(self, image_features: Tensor, stride: int | None = None) -> Tensor:
+        mode = self.config.mm_spatial_pool_mode
+        return pool_frames(image_features, mode, stride or self.config.mm_spatial_pool_stride)
 
     def _process_video_pixels(self, inputs: Any) -> list[Tensor]:
         videos = inputs["pixel_values_videos"]
@@ -179,7 +142,7 @@ class LlavaVideo(LlavaOnevisionForConditionalGeneration):
         ]
 
 
-class PrunedLlavaVideoProcessor(OnevisionPruningProcessor, LlavaVideoProcessor):
+class PrunedLlavaVideoProcessor(OnevisionPruningProcessor, LlavaOnevisionMultiModalProcessor):
     """LLaVA-Video prompts with K placeholders per image or video."""
 
 
@@ -189,10 +152,23 @@ class PrunedLlavaVideo(OnevisionPrunedModel, LlavaVideo):
 
     @classmethod
     def prepare(cls, model_config: Any) -> None:
-        model_config.hf_config.check()
-        if model_config.tokenizer_mode == "auto":
-            model_config.tokenizer_mode = MODEL_TYPE  # registered by the plugin
+        config = model_config.hf_config
+        if not isinstance(config, LlavaVideoConfig):
+            raise ValueError(
+                f"llava_qwen: this checkpoint has model_type {config.model_type!r}; a "
+                f"LlavaQwenForCausalLM needs {MODEL_TYPE!r} in its config.json"
+            )
+        config.check()
+        # Ours is registered by the plugin: the checkpoint's own has no placeholders.
+        if model_config.tokenizer_mode not in ("auto", "hf", MODEL_TYPE):
+            raise ValueError(
+                f"llava_qwen: --tokenizer-mode {model_config.tokenizer_mode} has no placeholders "
+                "for images and videos; leave it out"
+            )
+        model_config.tokenizer_mode = MODEL_TYPE
+
+    def tokens_per_frame(self) -> int:
+        return frame_side(self.config) ** 2
 
     def newline_every(self) -> int | None:
-        side = math.isqrt(self.tokens_per_frame())
-        return newline_spacing(self.config.mm_newline_position, side)
+        return newline_spacing(self.config.mm_newline_position, frame_side(self.config))

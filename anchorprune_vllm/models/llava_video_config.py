@@ -8,8 +8,10 @@ LLaVA-NeXT: `llava/model/llava_arch.py`, `multimodal_encoder/siglip_encoder.py`.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoTokenizer, LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
@@ -33,12 +35,18 @@ _TOWERS: dict[str, dict[str, int]] = {
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "mm_spatial_pool_mode": ("average", "max", "bilinear"),
     "mm_newline_position": ("grid", "frame", "one_token", "no_token"),
+    # Of these the original code knows more than one.
     "mm_patch_merge_type": ("spatial_unpad",),
     "image_aspect_ratio": ("anyres_max_9",),
     "mm_projector_type": ("mlp2x_gelu",),
     "mm_resampler_type": (None,),
-    "add_faster_video": (False,),
+    "add_faster_video": (False, None),
 }
+
+_TEXT_SETTINGS = {
+    *(field.name for field in fields(Qwen2Config)),
+    *("rope_theta", "rope_scaling"),  # as older configs write it
+} - {field.name for field in fields(LlavaOnevisionConfig)}
 
 
 @strict
@@ -46,38 +54,42 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
     """As LLaVA-OneVision's, with how frames are pooled and where newline tokens stand."""
 
     model_type = MODEL_TYPE
-    attribute_map: ClassVar[dict[str, str]] = {}
 
     text_config: Any = None
     vision_config: Any = None
     image_grid_pinpoints: Any = None
     mm_vision_tower: str = "google/siglip-so400m-patch14-384"
     mm_spatial_pool_mode: str = "bilinear"
-    mm_spatial_pool_stride: int = 2
+    mm_spatial_pool_stride: Any = 2
     mm_newline_position: str = "one_token"
     mm_patch_merge_type: str = "spatial_unpad"
     image_aspect_ratio: str = "anyres_max_9"
     mm_projector_type: str = "mlp2x_gelu"
     mm_resampler_type: str | None = None
-    add_faster_video: bool = False
+    add_faster_video: bool | None = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.text_config is None:
-            own = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+            own = {
+                "model_type": "qwen2",
+                "architectures": ["Qwen2ForCausalLM"],
+                "tie_word_embeddings": self.tie_word_embeddings,
+            }
             self.text_config = Qwen2Config(**{**kwargs, **own})
         if self.vision_config is None:
             self.vision_config = self._known_tower()
         elif isinstance(self.vision_config, dict):
             self.vision_config = SiglipVisionConfig(**self.vision_config)
         self.vision_feature_layer = -2
-        if isinstance(self.image_grid_pinpoints, str):
-            self.image_grid_pinpoints = read_pinpoints(
-                self.image_grid_pinpoints, self.vision_config.image_size
-            )
+        self._read_pinpoints()
+        kwargs = {name: value for name, value in kwargs.items() if name not in _TEXT_SETTINGS}
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
-        """Raise ValueError if a setting is not among those that can be served."""
+        """Raise ValueError if a setting is not among those that can be served.
+
+        To be called after vLLM's --hf-overrides, which are written into a config that is made.
+        """
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -85,6 +97,26 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
                     f"llava_qwen: {name} is {value!r}; this model can be served with "
                     f"{', '.join(map(repr, allowed))} (config.json, or --hf-overrides)"
                 )
+        for name in sorted(_TEXT_SETTINGS & vars(self).keys()):
+            override = json.dumps({"text_config": {name: getattr(self, name)}})
+            raise ValueError(
+                f"llava_qwen: {name} is a setting of the text model; give --hf-overrides "
+                f"'{override}'"
+            )
+        self._read_pinpoints()
+        patches = self.vision_config.image_size // self.vision_config.patch_size
+        stride = 2 if self.mm_spatial_pool_stride is None else self.mm_spatial_pool_stride
+        if not isinstance(stride, int) or not 1 <= stride <= patches:
+            raise ValueError(
+                f"llava_qwen: mm_spatial_pool_stride is {stride!r}; give a whole number from 1 to "
+                f"{patches}, the patches in a row of a frame"
+            )
+        self.mm_spatial_pool_stride = stride
+
+    def _read_pinpoints(self) -> None:
+        if isinstance(self.image_grid_pinpoints, str):
+            tile = self.vision_config.image_size
+            self.image_grid_pinpoints = read_pinpoints(self.image_grid_pinpoints, tile)
 
     def _known_tower(self) -> SiglipVisionConfig:
         if self.mm_vision_tower not in _TOWERS:
@@ -98,9 +130,13 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
 def read_pinpoints(written: str, tile: int) -> list[list[int]]:
     """Grids written as a range of rows and columns, "(1x1),...,(6x6)", in pixels."""
-    first, last = (
-        [int(number) for number in pair] for pair in re.findall(r"\((\d+)x(\d+)\)", written)
-    )
+    pairs = re.findall(r"\((\d+)x(\d+)\)", written)
+    if len(pairs) != 2:
+        raise ValueError(
+            f"llava_qwen: image_grid_pinpoints is {written!r}; give a list of [height, width] in "
+            "pixels, or a range of grids such as '(1x1),...,(6x6)'"
+        )
+    first, last = ([int(number) for number in pair] for pair in pairs)
     return [
         [rows * tile, columns * tile]
         for rows in range(first[0], last[0] + 1)

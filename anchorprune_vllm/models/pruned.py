@@ -95,6 +95,7 @@ class PrunedModel:
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
+        self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
         if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:

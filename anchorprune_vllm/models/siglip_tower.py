@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models with a SigLIP vision tower share: their processor, and rows that can be pooled."""
+"""What models with a SigLIP vision tower share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.paired_tower import (
     PairedPrunedModel,
     PairedPruningProcessor,
@@ -45,15 +46,28 @@ class SiglipPrunedModel(PairedPrunedModel):
     config: Any
     multi_modal_projector: Any
 
-    def encode_rows(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [B, N, C] and importance float32 [B, N] of tiles [B, 3, H, W].
+    def encode_items(
+        self, pixel_values: Tensor, lay_out: Callable[[Tensor], Sequence[Tensor]]
+    ) -> list[MediaFeatures]:
+        """Features of the items that tiles [B, 3, H, W] belong to.
 
-        A row is a patch as the language model gets it, as the tower gives it, and in SigLIP space,
-        side by side: the model pools tokens, and these can be pooled together.
+        A row is a token as the language model gets it, as the tower gives it, and in SigLIP space,
+        side by side.
+
+        lay_out: patches [B, P, C] to the tokens [N, C] of each item.
         """
         hidden, importance = encode_tiles(self, pixel_values, _received_attention)
-        parts = [self.multi_modal_projector(hidden), hidden, self._pair.embed_patches(hidden)]
-        return torch.cat(parts, dim=-1), importance
+        # Each part is laid out before the next is made: pooled, it is smaller.
+        parts = [
+            lay_out(self.multi_modal_projector(hidden)),
+            lay_out(hidden),
+            lay_out(self._pair.embed_patches(hidden)),
+        ]
+        rows = [torch.cat(item, dim=-1) for item in zip(*parts, strict=True)]
+        return [
+            MediaFeatures(item_rows, item_importance[:, 0])
+            for item_rows, item_importance in zip(rows, lay_out(importance[..., None]), strict=True)
+        ]
 
     def project(self, rows: Tensor) -> Tensor:
         """Rows [K, C] to language-model embeddings [K, H]."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.selection.host import to_device
 
 _CACHED_QUERIES = 1024
 _SEGMENTS_PER_CALL = 64
@@ -163,9 +164,10 @@ class TextPair(ABC):
     def _encode(self, queries: Sequence[Tensor]) -> list[Tensor]:
         longest = max(ids.shape[1] for ids in queries)
         # The last token of a segment is one to fill up with: repeating it makes all as long.
-        segments = torch.cat(
+        filled = torch.cat(
             [torch.cat([ids, ids[:, -1:].expand(-1, longest - ids.shape[1])], 1) for ids in queries]
-        ).to(self._device, non_blocking=True)
+        )
+        segments = to_device(filled, self._device)
         embeddings = torch.cat(
             [self._embed_segments(chunk) for chunk in segments.split(_SEGMENTS_PER_CALL)]
         )

@@ -42,12 +42,13 @@ def one_rank(scratch: Path) -> Iterator[None]:
 class LocalModel:
     """A pruned demo model, loaded, and its processor.
 
-    To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`.
+    To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`, and `settings` of
+    pruning.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:
         anchorprune_vllm.register()
-        prune: dict[str, Any] = {"budget": 16, "feature_cache_mb": 8}
+        prune = {"budget": 16, "feature_cache_mb": 8, **options.pop("settings", {})}
         if text_encoder := find_text_encoder(path):
             prune["text_encoder"] = str(text_encoder)
         defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}

@@ -28,6 +28,15 @@ def test_model_is_registered_with_a_processor_of_its_own(architecture: str) -> N
     assert "_processor_factory" in vars(model)
 
 
+def test_llava_video_has_a_tokenizer_and_a_renderer() -> None:
+    from vllm.renderers.registry import RENDERER_REGISTRY
+    from vllm.tokenizers.registry import TokenizerRegistry
+
+    anchorprune_vllm.register()
+    assert TokenizerRegistry.load_tokenizer_cls("llava_qwen").__name__ == "LlavaVideoTokenizer"
+    assert RENDERER_REGISTRY.load_renderer_cls("llava_qwen").__name__ == "HfRenderer"
+
+
 def test_registering_twice_patches_once() -> None:
     anchorprune_vllm.register()
     once = {patch.name: patched(patch) for patch in PATCHES}

@@ -81,6 +81,16 @@ def test_media_uuids(pruned: LLM, reference: Reference) -> None:
     assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
+def test_a_uuid_that_names_another_picture_later(pruned: LLM, reference: Reference) -> None:
+    images = [picture(212, size) for size in ((600, 500), (336, 336))]
+    if reference.unit_sizes(images[0]) == reference.unit_sizes(images[1]):
+        images[1] = images[0]  # as far as can be told: the uuid says that it is the same
+    named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-212"]}}
+    for size, question, image in zip(((600, 500), (336, 336)), QUESTIONS, images, strict=False):
+        given = answer(pruned, request(question, picture(212, size), **named))[0]
+        assert given == expected(reference, image, question, 16)
+
+
 def test_known_uuid_needs_no_image(pruned: LLM) -> None:
     image = picture(205)
     named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-205"]}}

@@ -9,8 +9,18 @@ from anchorprune_vllm.plan import ItemPlan, MediaTokens, media_key, pop_plans, t
 
 def test_fields_and_back() -> None:
     plans = [
-        ItemPlan(16, MediaTokens(144, (144,)), media_key("one"), torch.tensor([[1, 5, 2]])),
-        ItemPlan(300, MediaTokens(310, (144, 0, 156)), media_key("two"), torch.empty(0, 0)),
+        ItemPlan(
+            16,
+            MediaTokens(144, (144,)),
+            media_key("image", MediaTokens(144, (144,)), "one"),
+            torch.tensor([[1, 5, 2]]),
+        ),
+        ItemPlan(
+            300,
+            MediaTokens(310, (144, 0, 156)),
+            media_key("image", MediaTokens(310, (144, 0, 156)), "two"),
+            torch.empty(0, 0),
+        ),
     ]
     kwargs = {"pixel_values": "untouched", **to_fields("image", plans)}
     read = pop_plans("image", kwargs)
@@ -49,6 +59,9 @@ def test_unit_of_each_candidate() -> None:
 
 
 def test_media_keys_differ() -> None:
-    keys = {media_key(f"picture-{i}") for i in range(1000)}
-    assert len(keys) == 1000
-    assert media_key("a") == media_key("a")
+    one, other = MediaTokens(144, (144,)), MediaTokens(144, (72, 72))
+    keys = {media_key("image", one, f"picture-{i}") for i in range(1000)}
+    keys |= {media_key("video", one, "picture-0"), media_key("image", other, "picture-0")}
+    assert len(keys) == 1002
+    assert media_key("image", one, "a") == media_key("image", one, "a")
+    assert all(-(2**63) <= half < 2**63 for key in keys for half in key)

@@ -180,6 +180,18 @@ def test_the_clients_own_embeddings_are_passed_on(any_model: Path) -> None:
     assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
 
 
+def test_a_uuid_that_names_another_picture_later(processor: Any) -> None:
+    """The worker must not take the rows of the first for the second's, if they are not as many."""
+    plans = [
+        plans_of(process(processor, ask(question), picture(1, size), uuids=["mine"], cached=True))[
+            0
+        ]
+        for size, question in (((600, 500), "Why?"), ((336, 336), "Who?"))
+    ]
+    keys, tokens = ({getattr(plan, name) for plan in plans} for name in ("media_key", "tokens"))
+    assert len(keys) == len(tokens)
+
+
 def test_videos_may_have_a_budget_of_their_own(demo_models: Any) -> None:
     processor = make(demo_models("qwen2.5-vl"), budget=20, video_budget="10%")
     out = processor(

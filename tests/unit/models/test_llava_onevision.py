@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from anchorprune_vllm.models import llava_onevision
-from anchorprune_vllm.models.llava_onevision import places_between_newlines
+from anchorprune_vllm.models.frames import places_between_newlines
+from anchorprune_vllm.plan import pop_plans
+from anchorprune_vllm.tools.bench_support import edit_json
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.dialects import in_dialect, prompt_of
@@ -113,6 +115,29 @@ def test_rows_and_places_of_the_reference(model: LocalModel, reference: Any, med
     torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("arch", "media"),
+    [
+        ("llava-onevision", picture(3)),
+        ("llava-onevision", picture(4, (900, 700))),
+        ("llava-onevision", picture(5, (1700, 9))),
+        ("llava-onevision", clip(6, frames=4)),
+        ("llava-video", picture(4, (900, 700))),
+        ("llava-video", clip(6, frames=4)),
+    ],
+)
+def test_places_of_the_reference(demo_models: Any, rank: None, arch: str, media: Any) -> None:
+    """Native positions of all candidates, relative to where the item begins."""
+    model = LocalModel(demo_models(arch), settings={"positions": "native"})
+    reference: Any = reference_of(demo_models(arch))
+    processed = process(model, media, budget=10)
+    ((modality, kwargs),) = model.batches(processed)
+    (plan,) = pop_plans(modality, kwargs)
+    positions = model.model._media(modality, kwargs).positions(0, plan)
+    assert positions.relative[:, 0].tolist() == reference._places_of(media)
+    assert positions.extent == reference.unpruned(media)
+
+
 def test_newlines_between_tokens() -> None:
     assert places_between_newlines(5, None).tolist() == [0, 1, 2, 3, 4]
     assert places_between_newlines(6, 2).tolist() == [0, 1, 3, 4, 6, 7]
@@ -134,6 +159,30 @@ def test_a_long_video_is_encoded_in_parts(
     handle.remove()
     assert calls == [4, 4, 1]
     torch.testing.assert_close(rows, expected)
+
+
+@pytest.mark.parametrize("arch", ["llava-onevision", "llava-video"])
+def test_a_tower_whose_patches_do_not_fill_the_tile(rank: None, tmp_path: Path, arch: str) -> None:
+    """As 27 x 27 patches of 14 pixels do not fill 384: here 7 x 7 in 108."""
+    path = tmp_path / "model"
+    make_demo_model(path, arch=arch, image_size=98)
+    grids = [[108 * rows, 108 * columns] for rows in (1, 2) for columns in (1, 2)]
+    for file in ("config.json", "siglip/config.json"):
+        edit_json(path / file, vision_config={"image_size": 108})
+    edit_json(path / "config.json", image_grid_pinpoints=grids)
+    if arch == "llava-onevision":
+        for file in ("preprocessor_config.json", "video_preprocessor_config.json"):
+            edit_json(path / file, size={"height": 108, "width": 108})
+        edit_json(path / "preprocessor_config.json", image_grid_pinpoints=grids)
+    model, reference = LocalModel(path), reference_of(path)
+    for media in (picture(1, (200, 150)), picture(2, (1, 900)), clip(3, frames=3)):
+        for budget in (1, 11):
+            (rows,) = model.embed(process(model, media, budget=budget))
+            with torch.inference_mode():
+                expected = reference.embed(media)[reference.kept(media, QUESTIONS[0], budget)]
+            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+        (rows,) = model.embed(process(model, media, budget="100%"))
+        torch.testing.assert_close(rows, reference.embed_whole(media), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from vllm import EngineArgs
 
 import anchorprune_vllm
-from anchorprune_vllm.models.llava_video import (
+from anchorprune_vllm.models.frames import (
     count_newlines,
     newline_spacing,
     pool_frames,
@@ -84,6 +84,51 @@ class TestConfig:
         assert len(config.image_grid_pinpoints) == 36
         assert config.image_grid_pinpoints[-1] == [2304, 2304]
 
+    def test_scaled_context(self, tmp_path: Path) -> None:
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+        (tmp_path / "config.json").write_text(json.dumps({**ORIGINAL, "rope_scaling": scaling}))
+        anchorprune_vllm.register()
+        config = AutoConfig.from_pretrained(tmp_path)
+        config.check()
+        assert config.text_config.rope_parameters["rope_type"] == "yarn"
+        assert config.text_config.rope_parameters["factor"] == 4.0
+
+    def test_tied_embeddings(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**ORIGINAL, "tie_word_embeddings": True}))
+        anchorprune_vllm.register()
+        assert AutoConfig.from_pretrained(tmp_path).text_config.tie_word_embeddings
+
+    def test_settings_that_are_left_open(self) -> None:
+        config = LlavaVideoConfig(mm_spatial_pool_stride=None, add_faster_video=None)
+        config.check()
+        assert config.mm_spatial_pool_stride == 2
+
+    @pytest.mark.parametrize("written", ["(1x1),...,(2x2)", [[168, 168], [336, 336]]])
+    def test_pinpoints_by_override(self, path: Path, written: Any) -> None:
+        overrides = {"image_grid_pinpoints": written}
+        made = EngineArgs(model=str(path), hf_overrides=overrides).create_model_config()
+        assert made.hf_config.image_grid_pinpoints[-1] == [336, 336]
+
+    def test_text_settings_by_override(self, path: Path) -> None:
+        overrides = {"text_config": {"max_position_embeddings": 4096}}
+        made = EngineArgs(model=str(path), hf_overrides=overrides).create_model_config()
+        assert made.max_model_len == 4096
+
+    def test_another_model_type(self, path: Path, tmp_path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llava"}))
+        for file in path.glob("tokenizer*"):
+            (tmp_path / file.name).symlink_to(file)
+        with pytest.raises(ValueError, match=r"has model_type 'llava'; .* needs 'llava_qwen'"):
+            EngineArgs(model=str(tmp_path)).create_model_config()
+
+    def test_tokenizer_modes(self, path: Path) -> None:
+        for mode in ("auto", "hf"):
+            made = EngineArgs(model=str(path), tokenizer_mode=mode).create_model_config()
+            assert made.tokenizer_mode == "llava_qwen"
+        with pytest.raises(ValueError, match="--tokenizer-mode mistral has no placeholders"):
+            EngineArgs(model=str(path), tokenizer_mode="mistral").create_model_config()
+
     def test_pinpoints(self) -> None:
         assert read_pinpoints("(1x1),...,(2x2)", 10) == [[10, 10], [10, 20], [20, 10], [20, 20]]
 
@@ -100,6 +145,12 @@ class TestConfig:
             ("image_aspect_ratio", "pad", "is 'pad'; .* with 'anyres_max_9'"),
             ("mm_resampler_type", "qformer", "is 'qformer'; .* with None"),
             ("add_faster_video", True, "is True; .* with False"),
+            ("mm_spatial_pool_stride", 0, "is 0; give a whole number from 1 to 12"),
+            ("mm_spatial_pool_stride", 40, "is 40; give a whole number from 1 to 12"),
+            ("mm_spatial_pool_stride", "2", "is '2'; give a whole number from 1 to 12"),
+            ("image_grid_pinpoints", "all", "is 'all'; give a list of .* or a range"),
+            ("vocab_size", 7, "is a setting of the text model; give .*text_config.*vocab_size"),
+            ("max_position_embeddings", 4096, "is a setting of the text model; give .*text_config"),
         ],
     )
     def test_what_cannot_be_served_is_refused_at_start_up(
@@ -118,6 +169,8 @@ def test_tokenizer_has_the_placeholders(path: Path) -> None:
     assert ids[0] == model_config.hf_config.video_token_index
     assert tokenizer.decode(ids) == "<video>\nWhat?"
     assert len(tokenizer) == max(tokenizer.get_vocab().values()) + 1
+    # An answer that holds one is shown without it, as with any special token.
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "What?"
 
 
 def test_another_vocabulary(path: Path, rank: None) -> None:
@@ -148,8 +201,7 @@ def test_newlines(reference: Any, position: str, frames: int) -> None:
     line = with_newlines(tokens, reference.newline, position)
     assert torch.equal(line, reference._with_newlines(tokens))
     assert len(line) == frames * 9 + count_newlines(position, frames, 3)
-    every = newline_spacing(position, 3)
-    assert every in (None, 3, 9)
+    assert newline_spacing(position, 3) == {"grid": 3, "frame": 9}.get(position)
 
 
 @pytest.mark.parametrize(("pool", "newline"), list(product(POOLS, NEWLINES)))
