@@ -50,8 +50,8 @@ test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pyt
 	$(BIN)/python -m pytest -m "not engine" $(at_once) $(ARGS) $(or_none_chosen)
 	$(BIN)/python -m pytest -m engine $(at_once) $(ARGS) $(or_none_chosen)
 
-# Most tests keep one core busy. Those of one model stay together: they share its engines.
-at_once = -n 2 --dist loadgroup
+# Most tests keep one core busy. Which stay together is in tests/conftest.py.
+at_once = -n 2
 # Threads that wait for each other on the same two cores would cost more than they bring.
 test: export OMP_NUM_THREADS ?= 1
 test: export VLLM_CPU_OMP_THREADS_BIND ?= nobind

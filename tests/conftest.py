@@ -5,18 +5,25 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByModel(LoadScopeScheduling):
     """Tests of one model run in one process, where they share its engines; others by file."""
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        item.add_marker(pytest.mark.xdist_group(parameters.get("any_model", item.path.name)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, parameters = nodeid.partition("[")
+        named = [arch for arch in ARCHITECTURES if arch in parameters]
+        return named[0] if named else file.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModel:
+    return ByModel(config, log)
 
 
 @pytest.fixture(scope="session")
