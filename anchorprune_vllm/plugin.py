@@ -25,15 +25,21 @@ def _register_llava_video() -> None:
     from transformers import AutoConfig
     from vllm.renderers.registry import RENDERER_REGISTRY
     from vllm.tokenizers.registry import TokenizerRegistry
+    from vllm.transformers_utils.chat_templates import registry as chat_templates
 
     from anchorprune_vllm.models import llava_video_config
-    from anchorprune_vllm.models.llava_video_config import MODEL_TYPE, LlavaVideoConfig
+    from anchorprune_vllm.models.llava_video_config import (
+        CHAT_TEMPLATE,
+        MODEL_TYPE,
+        LlavaVideoConfig,
+    )
 
     AutoConfig.register(MODEL_TYPE, LlavaVideoConfig, exist_ok=True)
     if MODEL_TYPE not in TokenizerRegistry.tokenizers:
         module = llava_video_config.__name__
         TokenizerRegistry.register(MODEL_TYPE, module, "LlavaVideoTokenizer")
         RENDERER_REGISTRY.register(MODEL_TYPE, "vllm.renderers.hf", "HfRenderer")
+        chat_templates.register_chat_template_fallback_path(MODEL_TYPE, CHAT_TEMPLATE)
 
 
 def check_model(engine_args: Any, model_config: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -19,6 +20,8 @@ from vllm.tokenizers.hf import HfTokenizer, get_cached_tokenizer
 
 MODEL_TYPE = "llava_qwen"
 PLACEHOLDERS = ("<image>", "<video>")
+CHAT_TEMPLATE = Path(__file__).with_name("llava_video.jinja")
+"""The original code's way to write a conversation, for a tokenizer that has no template."""
 
 # Of the whole tower: the model leaves out the last layer.
 _TOWERS: dict[str, dict[str, int]] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
+from anchorprune_vllm.models.llava_video_config import CHAT_TEMPLATE
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer, make_siglip_tokenizer
@@ -34,17 +35,6 @@ _ONEVISION_CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
-# Knows nothing of media, as on the hub.
-_VIDEO_CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if loop.first and message['role'] != 'system' -%}
-{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{%- endif -%}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
-
 # fmt: off
 
 
@@ -185,7 +175,9 @@ def write_llava_video(directory: Path, seed: int, image_size: int) -> None:
             "config.json": config,
             "generation_config.json": _generation_config(config),
             "tokenizer_config.json": _TOKENIZER_CONFIG
-            | {"additional_special_tokens": _SPECIALS[1:], "chat_template": _VIDEO_CHAT_TEMPLATE},
+            | {"additional_special_tokens": _SPECIALS[1:]}
+            # It knows nothing of media, as on the hub.
+            | {"chat_template": CHAT_TEMPLATE.read_text(encoding="utf-8")},
             "tokenizer.json": tokenizer.to_str(pretty=True),
         },
     )

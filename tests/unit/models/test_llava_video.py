@@ -15,6 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from vllm import EngineArgs
+from vllm.renderers.hf import resolve_chat_template
+from vllm.tokenizers import cached_tokenizer_from_config
 
 import anchorprune_vllm
 from anchorprune_vllm.models.frames import (
@@ -161,8 +163,6 @@ class TestConfig:
 
 
 def test_tokenizer_has_the_placeholders(path: Path) -> None:
-    from vllm.tokenizers import cached_tokenizer_from_config
-
     model_config = EngineArgs(model=str(path)).create_model_config()
     tokenizer = cached_tokenizer_from_config(model_config)
     ids = tokenizer("<video>\nWhat?").input_ids
@@ -171,6 +171,29 @@ def test_tokenizer_has_the_placeholders(path: Path) -> None:
     assert len(tokenizer) == max(tokenizer.get_vocab().values()) + 1
     # An answer that holds one is shown without it, as with any special token.
     assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "What?"
+
+
+def test_chat_format_of_a_tokenizer_without_a_template(path: Path, tmp_path: Path) -> None:
+    """As the original code writes it."""
+    for file in path.iterdir():
+        if file.name != "tokenizer_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model_config = EngineArgs(model=str(tmp_path)).create_model_config()
+    tokenizer = cached_tokenizer_from_config(model_config)
+    template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
+    written = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "<video>\nWhat?"}],
+        chat_template=template,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert written == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n<video>\nWhat?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_another_vocabulary(path: Path, rank: None) -> None:
