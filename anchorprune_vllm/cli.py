@@ -37,6 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         title="AnchorPrune",
         description="Visual-token pruning: keep the visual tokens that the question needs. "
         "Off unless --anchorprune-budget is given.",
+        argument_default=argparse.SUPPRESS,  # vLLM's help would say "(default: None)"
     )
     group.add_argument(
         "--anchorprune-budget",
@@ -67,8 +68,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--anchorprune-text-encoder",
         metavar="ID_OR_PATH",
-        help="The CLIP checkpoint that the vision tower comes from. Known by itself for LLaVA-1.5 "
-        "and LLaVA-NeXT (openai/clip-vit-large-patch14-336); Qwen2.5-VL needs none.",
+        help="The CLIP or SigLIP checkpoint that the vision tower comes from. Known by itself for "
+        "the published LLaVAs (openai/clip-vit-large-patch14-336, OneVision and Video: "
+        "google/siglip-so400m-patch14-384); Qwen2.5-VL needs none.",
     )
     group.add_argument(
         "--anchorprune-config",
@@ -83,7 +85,7 @@ def _fold(args: argparse.Namespace) -> None:
     flags = {
         name.removeprefix(_PREFIX): value
         for name, value in vars(args).items()
-        if name.startswith(_PREFIX) and value is not None
+        if name.startswith(_PREFIX)
     }
     if not flags:
         return
