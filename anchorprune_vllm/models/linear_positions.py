@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from anchorprune_vllm.models.pruned import PrunedModel
-from anchorprune_vllm.positions import CHANNELS
+from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.positions import CHANNELS, MediaPositions
 
 
 class LinearPositionsModel(PrunedModel):
@@ -34,6 +36,19 @@ class LinearPositionsModel(PrunedModel):
         return super().forward(  # type: ignore[misc]
             input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
         )
+
+    def linear_positions(
+        self, plan: ItemPlan, places: Callable[[], Tensor]
+    ) -> MediaPositions | None:
+        """Native positions of an item; None: positions are compact.
+
+        places: [N], where its candidates stand among its unpruned tokens.
+        """
+        if not self._native_positions:
+            return None
+        if plan.keeps_all:
+            return MediaPositions.in_line(plan.tokens.unpruned)
+        return MediaPositions.at(places(), plan.tokens.unpruned)
 
     def _last_position(self) -> int:
         """Of the rotary embeddings; a scaled context is longer than the config's."""

@@ -60,9 +60,7 @@ class _Images:
         )
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        if not self._model._native_positions:
-            return None
-        return MediaPositions.in_line(plan.tokens.unpruned)
+        return self._model.linear_positions(plan, lambda: torch.arange(plan.tokens.unpruned))
 
     def _pixels(self, items: list[int]) -> Tensor:
         if len(items) == len(self._pixel_values):

@@ -104,12 +104,11 @@ class _Images:
         )
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        if not self._model._native_positions:
-            return None
-        if plan.keeps_all:
-            return MediaPositions.in_line(plan.tokens.unpruned)
-        places = self._places(item)
-        return MediaPositions.at(places[places >= 0], plan.tokens.unpruned)
+        def places() -> Tensor:
+            of_patches = self._places(item)
+            return of_patches[of_patches >= 0]
+
+        return self._model.linear_positions(plan, places)
 
     def _places(self, item: int) -> Tensor:
         return places_of(self._model.config, self._sizes[item])

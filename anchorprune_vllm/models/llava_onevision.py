@@ -110,14 +110,13 @@ class _Images:
         )
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        if not self._model._native_positions:
-            return None
-        unpruned, (base, shown) = plan.tokens
-        if plan.keeps_all:
-            return MediaPositions.in_line(unpruned)
-        rows = unpruned - base - shown  # as many as newlines; of a very flat picture, none
-        places = base + places_between_newlines(shown, shown // rows if rows else None)
-        return MediaPositions.at(torch.cat([torch.arange(base), places]), unpruned)
+        def places() -> Tensor:
+            unpruned, (base, shown) = plan.tokens
+            rows = unpruned - base - shown  # as many as newlines; of a very flat picture, none
+            behind = base + places_between_newlines(shown, shown // rows if rows else None)
+            return torch.cat([torch.arange(base), behind])
+
+        return self._model.linear_positions(plan, places)
 
 
 class _Videos:
@@ -155,13 +154,10 @@ class _Videos:
         return [rows.flatten(0, -2) for rows in embeddings]
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        if not self._model._native_positions:
-            return None
-        unpruned = plan.tokens.unpruned
-        if plan.keeps_all:
-            return MediaPositions.in_line(unpruned)
-        places = places_between_newlines(plan.tokens.candidates, self._model.newline_every())
-        return MediaPositions.at(places, unpruned)
+        every = self._model.newline_every()
+        return self._model.linear_positions(
+            plan, lambda: places_between_newlines(plan.tokens.candidates, every)
+        )
 
 
 class OnevisionPrunedModel(SiglipPrunedModel):
