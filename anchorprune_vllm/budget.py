@@ -83,8 +83,7 @@ class Budget:
 def _refusal(value: object) -> str:
     return (
         f"Budget {value!r:.80} is not allowed: give a positive whole number of tokens such as 64, "
-        'or a share above 0% up to 100% such as "10%". Leave the budget out to switch pruning off; '
-        '"100%" keeps all tokens.'
+        'or a share above 0% up to 100% such as "10%"; "100%" keeps all tokens.'
     )
 
 

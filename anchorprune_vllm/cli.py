@@ -20,7 +20,7 @@ class CommandLineSettings(dict[str, Any]):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the AnchorPrune group; all its flags are inert without `--anchorprune-budget`.
+    """Add the AnchorPrune group; all its flags are inert without a budget.
 
     What they say is in `hf_overrides` as soon as arguments are parsed: vLLM hands parsed arguments
     to processes that read them before they load any plugin.
@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         title="AnchorPrune",
         description="Visual-token pruning: keep the visual tokens that the question needs. "
-        "Off unless --anchorprune-budget is given.",
+        "Off unless a budget is given.",
         argument_default=argparse.SUPPRESS,  # vLLM's help would say "(default: None)"
     )
     group.add_argument(
@@ -51,7 +51,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--anchorprune-video-budget",
         type=_one_line(lambda text: str(Budget.parse(text))),
         metavar="K",
-        help="Visual tokens kept per video: a whole number or a share.",
+        help="Visual tokens kept per video: a whole number or a share. Without "
+        "--anchorprune-budget, images keep all their tokens.",
     )
     group.add_argument(
         "--anchorprune-method",
@@ -93,12 +94,16 @@ def _fold(args: argparse.Namespace) -> None:
     settings = {**flags.pop("config", {}), **flags}
     overrides = dict(args.hf_overrides or {})
     settings = CommandLineSettings({**overrides.get(CONFIG_KEY, {}), **settings})
+    if "video_budget" in settings:  # alone, it leaves images as they are
+        settings.setdefault("budget", "100%")
     if "budget" in settings:
         args.hf_overrides = {**overrides, CONFIG_KEY: settings}
         return
     from anchorprune_vllm.logger import logger
 
-    logger.warning_once("AnchorPrune is off: %s has no effect without --anchorprune-budget", given)
+    logger.warning_once(
+        "AnchorPrune is off: without --anchorprune-budget there is no effect of %s", given
+    )
 
 
 def _one_line(convert: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -62,37 +62,41 @@ def take_outputs(worker: Any) -> list[torch.Tensor]:
     return worker.anchorprune_outputs
 
 
-class TestThePapersFrames:
+@pytest.fixture(scope="module")
+def papers_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """27 x 27 patches, averaged to 13 x 13: 2,704 tokens in 16 frames."""
+    path = tmp_path_factory.mktemp("paper") / "model"
+    make_demo_model(path, arch="llava-video", image_size=378)
+    return path
 
-    @pytest.fixture(scope="class")
-    def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        path = tmp_path_factory.mktemp("paper") / "model"
-        make_demo_model(path, arch="llava-video", image_size=378)
-        return path
 
-    @pytest.fixture(scope="class")
-    def reference(self, model: Path) -> Any:
-        return reference_of(model)
+@pytest.fixture(scope="module")
+def papers_reference(papers_model: Path) -> Any:
+    return reference_of(papers_model)
 
-    @pytest.fixture(scope="class")
-    def llm(self, model: Path) -> Iterator[LLM]:
-        with make_engine(model, 512, max_model_len=8192) as llm:
-            watch(llm)
-            yield llm
 
-    @pytest.mark.parametrize(
-        ("frames", "budgets"),
-        [(1, (1, 37, 168)), (4, (3, 100)), (16, (512, 1024, 15, 333)), (33, (512, 32, 1000))],
-    )
-    def test_kept(self, llm: LLM, reference: Any, frames: int, budgets: tuple[int, ...]) -> None:
-        video, question = clip(frames, frames=frames), QUESTIONS[frames % len(QUESTIONS)]
-        assert sum(reference.unit_sizes(video)) == frames * 169
-        for budget in budgets:
-            seen(llm)
-            given = answer(llm, request(question, video, override={"budget": budget}))[0]
-            (kept,) = seen(llm).kept
-            assert kept == reference.kept(video, question, budget)
-            # Frame after frame, and in each of them row after row.
-            assert kept == sorted(kept)
-            assert given == reference.answer(prompt_of(question, 0, 1), [video], [kept], 12)
+@pytest.fixture(scope="module")
+def papers_engine(papers_model: Path) -> Iterator[LLM]:
+    with make_engine(papers_model, 512, max_model_len=8192) as llm:
+        watch(llm)
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("frames", "budgets"),
+    [(1, (1, 37, 168)), (4, (3, 100)), (16, (512, 1024, 15, 333)), (33, (512, 32, 1000))],
+)
+def test_kept(
+    papers_engine: LLM, papers_reference: Any, frames: int, budgets: tuple[int, ...]
+) -> None:
+    video, question = clip(frames, frames=frames), QUESTIONS[frames % len(QUESTIONS)]
+    assert sum(papers_reference.unit_sizes(video)) == frames * 169
+    for budget in budgets:
+        seen(papers_engine)
+        given = answer(papers_engine, request(question, video, override={"budget": budget}))[0]
+        (kept,) = seen(papers_engine).kept
+        assert kept == papers_reference.kept(video, question, budget)
+        # Frame after frame, and in each of them row after row.
+        assert kept == sorted(kept)
+        expected = papers_reference.answer(prompt_of(question, 0, 1), [video], [kept], 12)
+        assert given == expected

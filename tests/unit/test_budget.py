@@ -12,7 +12,7 @@ from anchorprune_vllm.budget import Budget, max_anchor, min_anchor, unit_budgets
 
 ALLOWED = (
     "give a positive whole number of tokens such as 64, or a share above 0% up to 100% such as "
-    '"10%". Leave the budget out to switch pruning off; "100%" keeps all tokens.'
+    '"10%"; "100%" keeps all tokens.'
 )
 
 

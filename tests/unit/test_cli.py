@@ -70,7 +70,7 @@ def test_flags_without_budget_are_inert_and_say_so(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     assert overrides(parser, "--anchorprune-query", "last") == {}
-    assert "--anchorprune-query has no effect without --anchorprune-budget" in caplog.text
+    assert "without --anchorprune-budget there is no effect of --anchorprune-query" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,11 @@ def test_bad_values_end_in_one_line(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"vllm serve: error: argument {flag}: ")
     assert words in last
+
+
+def test_a_budget_for_videos_alone(parser: FlexibleArgumentParser) -> None:
+    args = parser.parse_args(["--model", "m", "--anchorprune-video-budget", "32"])
+    assert args.hf_overrides == {"anchorprune": {"budget": "100%", "video_budget": "32"}}
 
 
 def test_help_has_a_group(
