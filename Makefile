@@ -64,7 +64,7 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: setup ## what token selection costs in time and memory
+bench: setup ## what pruning costs in time and memory
 	@$(BIN)/anchorprune bench $(ARGS)
 
 clean: ## remove what the targets made, .venv included

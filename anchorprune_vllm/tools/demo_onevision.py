@@ -42,7 +42,8 @@ def _siglip_config(vocab_size: int, image_size: int) -> Config:
     common = {"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh",
               "layer_norm_eps": 1e-6}
     text = {"model_type": "siglip_text_model", "intermediate_size": 128, "num_hidden_layers": 2,
-            "max_position_embeddings": 64, "vocab_size": vocab_size, "projection_size": 64}
+            "max_position_embeddings": 64, "vocab_size": vocab_size, "projection_size": 64,
+            "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
     vision = {"model_type": "siglip_vision_model", "intermediate_size": 256,
               "num_hidden_layers": 4, "num_channels": 3, "image_size": image_size,
               "patch_size": PATCH}
