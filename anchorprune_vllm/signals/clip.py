@@ -101,17 +101,4 @@ class ClipSignals:
         embedded = F.normalize(self._pair.embed_patches(torch.cat(hidden)).float(), dim=-1)
         patches_of = dict(zip(media, embedded.split([len(h) for h in hidden]), strict=True))
         patches = [patches_of[id(item)] for item in features]
-        relevance = self._pair.relevance(patches, plans)
-        return [
-            Candidates(
-                relevance=item_relevance,
-                features=item_patches,
-                importance=item.importance,
-                budget=plan.kept,
-                context_features=item.hidden,
-                units=plan.units,
-            )
-            for item_relevance, item_patches, item, plan in zip(
-                relevance, patches, features, plans, strict=True
-            )
-        ]
+        return self._pair.candidates(patches, [item.hidden for item in features], features, plans)

@@ -101,17 +101,4 @@ class SiglipSignals:
         """One `Candidates` per item."""
         parts = [item.hidden.split(self._part_sizes, dim=1) for item in features]
         patches = [F.normalize(embedded.float(), dim=-1) for _, _, embedded in parts]
-        relevance = self._pair.relevance(patches, plans)
-        return [
-            Candidates(
-                relevance=item_relevance,
-                features=item_patches,
-                importance=item.importance,
-                budget=plan.kept,
-                context_features=hidden,
-                units=plan.units,
-            )
-            for item_relevance, item_patches, item, plan, (_, hidden, _) in zip(
-                relevance, patches, features, plans, parts, strict=True
-            )
-        ]
+        return self._pair.candidates(patches, [hidden for _, hidden, _ in parts], features, plans)

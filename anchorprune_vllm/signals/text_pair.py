@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.selection import Candidates
 from anchorprune_vllm.selection.host import to_device
 
 _CACHED_QUERIES = 1024
@@ -149,17 +151,34 @@ class TextPair(ABC):
             self._queries.popitem(last=False)
         return embeddings
 
-    def relevance(
-        self, patches: Sequence[Tensor], plans: Sequence[ItemPlan]
-    ) -> list[Tensor | None]:
-        """Of each item's patches float32 [N, P], normalised, for its question; None: no question.
+    def candidates(
+        self,
+        patches: Sequence[Tensor],
+        context: Sequence[Tensor],
+        features: Sequence[MediaFeatures],
+        plans: Sequence[ItemPlan],
+    ) -> list[Candidates]:
+        """One `Candidates` per item.
 
-        Negated similarity: the raw one favours background (paper, Stage 1).
+        Relevance is negated similarity: the raw one favours background (paper, Stage 1).
+
+        patches: of each item, in the shared space, float32 [N, P], normalised.
+        context: of each item, the features of Stage 2 [N, D].
         """
         asked = [i for i, plan in enumerate(plans) if len(plan.query_ids)]
         words = self.embed_queries([plans[i].query_ids for i in asked])
         words_of = dict(zip(asked, words, strict=True))
-        return [-(item @ words_of[i]) if i in words_of else None for i, item in enumerate(patches)]
+        return [
+            Candidates(
+                relevance=-(patches[i] @ words_of[i]) if i in words_of else None,
+                features=patches[i],
+                importance=features[i].importance,
+                budget=plan.kept,
+                context_features=context[i],
+                units=plan.units,
+            )
+            for i, plan in enumerate(plans)
+        ]
 
     def _encode(self, queries: Sequence[Tensor]) -> list[Tensor]:
         longest = max(ids.shape[1] for ids in queries)
