@@ -42,7 +42,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "mm_patch_merge_type": ("spatial_unpad",),
     "image_aspect_ratio": ("anyres_max_9",),
     "mm_projector_type": ("mlp2x_gelu",),
-    "mm_resampler_type": (None,),
+    "mm_resampler_type": (None, "spatial_pool"),  # the latter is made, but not called
     "add_faster_video": (False, None),
 }
 

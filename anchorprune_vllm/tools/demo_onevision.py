@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny LLaVA-OneVision and LLaVA-Video checkpoints with their paired SigLIP.
 
-Files, names and shapes are those of llava-hf/llava-onevision-qwen2-7b-ov-hf (transformers' format),
+Files and names follow llava-hf/llava-onevision-qwen2-7b-ov-hf (transformers' format),
 lmms-lab/LLaVA-Video-7B-Qwen2 (the original one: no processor, flat config, other names) and
 google/siglip-so400m-patch14-384.
 """

@@ -34,7 +34,7 @@ from tests.support.reference import reference_of
 
 POOLS = ("average", "max", "bilinear")
 NEWLINES = ("grid", "frame", "one_token", "no_token")
-# Of lmms-lab/LLaVA-Video-7B-Qwen2's config.json, what is read.
+# What is read of a flat config.json, as lmms-lab/LLaVA-Video-7B-Qwen2 has one.
 ORIGINAL = {
     "architectures": ["LlavaQwenForCausalLM"],
     "model_type": "llava_qwen",
@@ -145,7 +145,7 @@ class TestConfig:
             ("mm_newline_position", "row", "is 'row'; .* 'grid', 'frame', 'one_token', 'no_token'"),
             ("mm_patch_merge_type", "flat", "is 'flat'; .* with 'spatial_unpad'"),
             ("image_aspect_ratio", "pad", "is 'pad'; .* with 'anyres_max_9'"),
-            ("mm_resampler_type", "qformer", "is 'qformer'; .* with None"),
+            ("mm_resampler_type", "qformer", "is 'qformer'; .* with None, 'spatial_pool'"),
             ("add_faster_video", True, "is True; .* with False"),
             ("mm_spatial_pool_stride", 0, "is 0; give a whole number from 1 to 12"),
             ("mm_spatial_pool_stride", 40, "is 40; give a whole number from 1 to 12"),
