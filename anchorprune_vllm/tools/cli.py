@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Time token selection side by side with a straightforward loop of the same "
         "method, with and without crops, and as a share of a vision-tower call; received attention "
         "against the tower that it is taken from; videos of two lengths; and the peak memory of "
-        "pruned and unpruned calls, all in vLLM's own models. Nine minutes on two CPU cores.",
+        "pruned and unpruned calls. Nine minutes on two CPU cores.",
     )
     bench.add_argument(
         "--repeats", type=_positive, default=15, help="of each measurement (default: 15)"
