@@ -12,7 +12,7 @@ from anchorprune_vllm.tools.demo_weights import Config, Weights
 
 def write_checkpoint(directory: Path, weights: Weights, files: Mapping[str, Config | str]) -> None:
     """Weights, and small files by name: configurations as JSON, text as it is."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"

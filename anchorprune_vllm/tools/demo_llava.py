@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_clip_tokenizer, make_llama_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config
+from anchorprune_vllm.tools.demo_weights import Config, Weights
 
 PATCH = 14
 
@@ -31,7 +31,7 @@ _CHAT_TEMPLATE = """\
 # fmt: off
 
 
-def _clip_config(vocab_size: int, image_size: int) -> Config:
+def clip_config(vocab_size: int, image_size: int) -> Config:
     common = {"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "quick_gelu",
               "layer_norm_eps": 1e-5, "projection_dim": 32}
     text = {"model_type": "clip_text_model", "intermediate_size": 128, "num_hidden_layers": 2,
@@ -45,7 +45,7 @@ def _clip_config(vocab_size: int, image_size: int) -> Config:
             "text_config": common | text, "vision_config": common | vision}
 
 
-def _llava_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
+def llava_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
     text = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
             "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
@@ -71,7 +71,8 @@ def _llava_next_config(llava: Config) -> Config:
         "use_image_newline_parameter": True}
 
 
-def _image_processor_config(image_size: int) -> Config:
+def _image_processor_config(config: Config) -> Config:
+    image_size = config["vision_config"]["image_size"]
     return {"image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True,
             "do_resize": True, "size": {"shortest_edge": image_size}, "resample": 3,
             "do_center_crop": True, "crop_size": {"height": image_size, "width": image_size},
@@ -108,32 +109,42 @@ def _write(directory: Path, seed: int, image_size: int, *, with_crops: bool) -> 
     draw = demo_weights.RandomWeights(seed)
     clip_tokenizer = make_clip_tokenizer()
     tokenizer = make_llama_tokenizer(["<image>", "<pad>"])
-    clip_config = _clip_config(clip_tokenizer.get_vocab_size(), image_size)
-    config = _llava_config(tokenizer, clip_config["vision_config"])
-    tower = demo_weights.vision_tower(draw, clip_config["vision_config"])
-    clip = tower | demo_weights.clip_without_vision_tower(draw, clip_config)
+    paired = clip_config(clip_tokenizer.get_vocab_size(), image_size)
+    config = llava_config(tokenizer, paired["vision_config"])
+    tower = demo_weights.vision_tower(draw, paired["vision_config"])
+    clip = tower | demo_weights.clip_without_vision_tower(draw, paired)
     llava = {f"vision_tower.{name}": weight for name, weight in tower.items()}
     llava |= demo_weights.projector(draw, config)
     llava |= demo_weights.language_model(draw, config["text_config"], tokenizer)
-    image_processor = _image_processor_config(image_size)
-    directory.mkdir()
+    if with_crops:
+        config = _llava_next_config(config)
+        llava["image_newline"] = draw.table(config["text_config"]["hidden_size"])
+    write_clip_files(directory / "clip", paired, clip, clip_tokenizer)
+    write_llava_files(directory, config, llava, tokenizer)
+
+
+def write_clip_files(directory: Path, config: Config, clip: Weights, tokenizer: Tokenizer) -> None:
+    """A CLIP, as on the hub."""
     write_checkpoint(
-        directory / "clip",
+        directory,
         clip,
         {
-            "config.json": clip_config,
-            "preprocessor_config.json": image_processor,
+            "config.json": config,
+            "preprocessor_config.json": _image_processor_config(config),
             "tokenizer_config.json": _CLIP_TOKENIZER_CONFIG,
-            "tokenizer.json": clip_tokenizer.to_str(pretty=True),
+            "tokenizer.json": tokenizer.to_str(pretty=True),
         },
     )
 
-    processor = "LlavaProcessor"
-    if with_crops:
+
+def write_llava_files(
+    directory: Path, config: Config, llava: Weights, tokenizer: Tokenizer
+) -> None:
+    """A LLaVA-1.5 or LLaVA-NeXT, as on the hub."""
+    processor, image_processor = "LlavaProcessor", _image_processor_config(config)
+    if config["model_type"] == "llava_next":
         processor = "LlavaNextProcessor"
-        config = _llava_next_config(config)
-        llava["image_newline"] = draw.table(config["text_config"]["hidden_size"])
-        image_processor = image_processor | {
+        image_processor |= {
             "image_processor_type": "LlavaNextImageProcessor",
             "image_grid_pinpoints": config["image_grid_pinpoints"],
         }

@@ -47,10 +47,11 @@ def _number(*groups: Iterable[str]) -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
 
 
-def make_llama_tokenizer(extra_specials: list[str]) -> Tokenizer:
+def make_llama_tokenizer(extra_specials: list[str], more_words: str = "") -> Tokenizer:
     """Llama's pipeline: `▁` for a space, bytes for unknown characters, `<s>` put before."""
-    words = ["▁" + word for word in (WORDS + _PROMPT_WORDS).split()]
-    merges = _learn_merges(words + _PROMPT_WORDS.split())
+    first_words = (_PROMPT_WORDS + " " + more_words).split()
+    words = ["▁" + word for word in WORDS.split() + first_words]
+    merges = _learn_merges(words + first_words)
     specials = ["<unk>", "<s>", "</s>"]
     characters = ["▁", *map(chr, range(33, 127))]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -66,9 +67,9 @@ def make_llama_tokenizer(extra_specials: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def make_clip_tokenizer() -> Tokenizer:
+def make_clip_tokenizer(more_words: str = "") -> Tokenizer:
     """CLIP's pipeline: lower case, bytes, `</w>` at the end of a word, start and end token."""
-    merges = _learn_merges(WORDS.split(), suffix="</w>")
+    merges = _learn_merges(WORDS.split() + more_words.split(), suffix="</w>")
     letters = sorted(splitters.ByteLevel.alphabet())
     last_letters = [letter + "</w>" for letter in letters]
     start, end = "<|startoftext|>", "<|endoftext|>"

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures with questions and answers: easy-vqa, scenes of our own, or a file of the user's."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from PIL import Image
+
+COLOURS = ("red", "green", "blue", "yellow", "black", "gray", "teal", "brown")
+SHAPES = ("circle", "rectangle", "triangle")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a picture. The first answer is the one to learn, any is right."""
+
+    text: str
+    answers: tuple[str, ...]
+    kind: str
+    """What sort of answer it wants: scores are given for each."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, drawn or read when it is asked for, and what is asked about it."""
+
+    load: Callable[[], Image.Image]
+    questions: tuple[Question, ...]
+    caption: str | None = None
+
+
+def easy_vqa(split: str) -> list[Picture]:
+    """The pictures of easy-vqa's `train` or `test` split, in order.
+
+    easy-vqa is Victor Zhou's, on PyPI: 5,000 pictures of one shape each, 48,248 questions.
+    """
+    try:
+        package = import_module("easy_vqa")
+    except ImportError as error:
+        raise RuntimeError("easy-vqa is not installed; run: pip install easy-vqa") from error
+    texts, answers, numbers = getattr(package, f"get_{split}_questions")()
+    paths = getattr(package, f"get_{split}_image_paths")()
+    asked: dict[int, list[Question]] = defaultdict(list)
+    for text, answer, number in zip(texts, answers, numbers, strict=True):
+        asked[number].append(Question(text, (answer,), kind_of(answer)))
+    return [
+        Picture(partial(_read, Path(paths[number])), tuple(questions), _caption(questions))
+        for number, questions in sorted(asked.items())
+    ]
+
+
+def jsonl(path: Path) -> list[Picture]:
+    """One question a line: {"image": PATH, "question": ..., "answers": [...], "kind": ...}.
+
+    Paths are relative to the file; "kind" may be left out. Questions about one picture need not
+    follow each other.
+    """
+    asked: dict[Path, list[Question]] = defaultdict(list)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            answers = tuple(str(answer) for answer in row["answers"])
+            image = path.parent / row["image"]
+            question = Question(row["question"], answers, row.get("kind", "all"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, line {number}: {error!r}; a line must be a JSON object with image, "
+                "question and answers (a list)"
+            ) from error
+        if not answers:
+            raise ValueError(f"{path}, line {number}: answers is empty; give at least one")
+        if not image.is_file():
+            raise ValueError(f"{path}, line {number}: there is no picture {image}")
+        asked[image].append(question)
+    if not asked:
+        raise ValueError(f"{path} has no questions")
+    return [Picture(partial(_read, image), tuple(found)) for image, found in asked.items()]
+
+
+def blind_answers(pictures: Iterable[Picture]) -> dict[str, str]:
+    """The most frequent answer to each question: all that can be known without the picture."""
+    seen: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for picture in pictures:
+        for question in picture.questions:
+            seen[question.text][question.answers[0]] += 1
+    return {text: max(sorted(counts), key=counts.__getitem__) for text, counts in seen.items()}
+
+
+def kind_of(answer: str) -> str:
+    """yes/no, shape or colour."""
+    if answer in ("yes", "no"):
+        return "yes/no"
+    return "shape" if answer in SHAPES else "colour"
+
+
+def _caption(questions: Sequence[Question]) -> str | None:
+    """What an easy-vqa picture shows, as far as its questions tell."""
+    known: dict[str, str] = {}
+    for question in questions:
+        (answer,) = question.answers
+        words = question.text.rstrip("?").split()
+        if question.kind != "yes/no":
+            known[question.kind] = answer
+        # "what color is the circle?", "is there not a red shape?": it is there if that is so.
+        is_there = question.kind != "yes/no" or (answer == "yes") != bool({"no", "not"} & {*words})
+        if is_there:
+            for kind, names in (("colour", COLOURS), ("shape", SHAPES)):
+                for word in words:
+                    if word in names:
+                        known[kind] = word
+    if known.keys() != {"colour", "shape"}:
+        return None
+    return f"a {known['colour']} {known['shape']}"
+
+
+def _read(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
