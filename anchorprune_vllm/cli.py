@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from anchorprune_vllm import methods
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, METHODS, PruneConfig
+from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.query import SCOPES
 
 _PREFIX = "anchorprune_"
@@ -56,8 +57,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--anchorprune-method",
-        choices=METHODS,
-        help="How tokens are chosen (default: anchorprune).",
+        choices=methods.names(),
+        help="How tokens are chosen (default: anchorprune). The others are published selectors on "
+        "the same signals, for comparison.",
     )
     group.add_argument(
         "--anchorprune-query",

@@ -10,23 +10,41 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+from anchorprune_vllm import methods
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.query import SCOPES, Scope
 
 CONFIG_KEY = "anchorprune"
 """Name of the dictionary on the HF config, and of the per-request override."""
 
-METHODS = ("anchorprune",)
-
 Positions = Literal["compact", "native"]
 POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
+Stage2 = Literal["importance", "diversity", "additive", "multiplicative"]
+"""What a token is worth in Stage 2: importance * novelty, or one of the paper's ablations, which
+are novelty alone, relevance + novelty, and relevance * novelty."""
+STAGES_2: tuple[Stage2, ...] = get_args(Stage2)
+
+Order = Literal["native", "selection"]
+"""In which order kept tokens are given: as in the picture, or as they were chosen."""
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+Similarity = Literal["negated", "raw"]
+"""How CLIP or SigLIP similarity becomes relevance."""
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+
+Matching = Literal["max", "mean"]
+"""Of a visual token's similarities to the words of the question, which is its relevance."""
+MATCHINGS: tuple[Matching, ...] = get_args(Matching)
+
 # Budget and query are in an item's identity by themselves; the cache's size decides nothing.
 _NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb")
+
+_ANCHORPRUNE_ALONE = ("tau", "patience", "min_anchor", "max_anchor_ratio", "stage2", "order")
 
 
 @dataclass(frozen=True)
@@ -45,13 +63,24 @@ class PruneConfig:
     positions: Positions | None = None
     """Default: the model's own way, `compact` for 1-D positions and `native` for M-RoPE."""
     feature_cache_mb: int = 256
+    stage2: Stage2 = "importance"
+    order: Order = "native"
+    similarity: Similarity = "negated"
+    matching: Matching = "max"
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a method other than AnchorPrune, whose own are the fields above."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.video_budget is not None:
             object.__setattr__(self, "video_budget", Budget.parse(self.video_budget))
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, methods.names())
         check_choice("query", self.query, SCOPES)
+        check_choice("stage2", self.stage2, STAGES_2)
+        check_choice("order", self.order, ORDERS)
+        check_choice("similarity", self.similarity, SIMILARITIES)
+        check_choice("matching", self.matching, MATCHINGS)
+        self._check_options()
         if self.positions is not None:
             check_choice("positions", self.positions, POSITIONS)
         if self.text_encoder is not None and not (
@@ -69,6 +98,22 @@ class PruneConfig:
         _check_number("max_anchor_ratio", ratio, "above 0 and up to 1", lambda r: 0 < r <= 1)
         _check_whole("feature_cache_mb", self.feature_cache_mb, low=0)
 
+    def _check_options(self) -> None:
+        """Refuse options that the method does not have, rather than ignore them."""
+        if not isinstance(self.method_options, Mapping):
+            raise ValueError(
+                f"anchorprune: method_options must be a dictionary such as "
+                f'{{"alpha": 0.5}}, got {self.method_options!r}'
+            )
+        if self.method != methods.ANCHORPRUNE:
+            for name in _ANCHORPRUNE_ALONE:
+                if getattr(self, name) != getattr(PruneConfig, name):
+                    raise ValueError(
+                        f"anchorprune: {name} is a setting of the method anchorprune and has no "
+                        f"effect on {self.method}; leave it out"
+                    )
+        methods.check_options(self.method, self.method_options)
+
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> PruneConfig:
         """Validate a dictionary; unknown keys are refused by name."""
@@ -77,7 +122,7 @@ class PruneConfig:
                 f"anchorprune: settings must be a dictionary such as "
                 f'{{"budget": 64}}, got {settings!r}'
             )
-        check_keys(settings, [field.name for field in fields(cls)])
+        check_keys(settings, [each.name for each in fields(cls)])
         if "budget" not in settings:
             raise ValueError('anchorprune: settings need a budget, such as {"budget": 64}')
         return cls(**settings)
@@ -90,7 +135,7 @@ class PruneConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` gives the same settings back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: str(value) if isinstance(value, Budget) else value
             for name, value in values.items()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.config import ORDERS, STAGES_2, Order, Stage2
 from anchorprune_vllm.selection.host import reads_are_free
 
 
@@ -20,6 +21,9 @@ class Candidates(NamedTuple):
 
     Tensors of any float dtype on one device. `units` is metadata and read by the host: give it as a
     CPU tensor, a device tensor costs a synchronisation.
+
+    From `projected` on, there is what some of the other methods need: a tensor is None for all that
+    do not ask for it.
     """
 
     relevance: Tensor | None  # [N], larger is more relevant; None: no query, no anchor
@@ -28,6 +32,11 @@ class Candidates(NamedTuple):
     budget: int  # K; N and more keep all
     context_features: Tensor | None = None  # [N, D2], for novelty in Stage 2; default: features
     units: Tensor | None = None  # [N] int, non-decreasing: unit of each token; default: one unit
+    projected: Tensor | None = None  # [N, H], as the language model would get them
+    keys: Tensor | None = None  # [N, heads, head size] of the tower's attention
+    object_attention: Tensor | None = None  # [N], received in a middle layer of the tower
+    grids: Sequence[tuple[int, int]] = ()  # rows and columns of each unit
+    seed: int = 0  # of this media, the same whenever it is seen
 
     @property
     def context(self) -> Tensor:
@@ -36,10 +45,21 @@ class Candidates(NamedTuple):
 
 
 class KeptTokens(NamedTuple):
-    """The tokens kept of one item, in native order."""
+    """The tokens kept of one item, in the order in which the language model gets them.
 
-    indices: Tensor  # [K] int64, ascending
+    AnchorPrune keeps tokens as they are, in native order. Methods that merge give `weights`: a row
+    is then a sum of tokens, and stands where the token of its index stood.
+    """
+
+    indices: Tensor  # [K] int64, distinct
     is_anchor: Tensor  # [K] bool: which of them are the protected anchor
+    weights: Tensor | None = None  # [K, N]; None: each row is the token of its index
+
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """[K, D] of an item's tokens [N, D]."""
+        if self.weights is None:
+            return tokens[self.indices]
+        return (self.weights.float() @ tokens.float()).to(tokens.dtype)
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,8 @@ class AnchorParams:
     tau: float = 0.2  # cosine distance above which a token counts as novel
     patience: int = 3  # novel tokens at which the anchor ends
     max_anchor_ratio: float = 0.5  # K_max as a share of the unit's budget
+    stage2: Stage2 = "importance"
+    order: Order = "native"
 
     def __post_init__(self) -> None:
         if self.min_anchor is not None and not _is_count(self.min_anchor):
@@ -65,6 +87,12 @@ class AnchorParams:
             raise ValueError(
                 f"max_anchor_ratio is {self.max_anchor_ratio!r}; give a share above 0 and up to 1."
             )
+        for name, value, allowed in (
+            ("stage2", self.stage2, STAGES_2),
+            ("order", self.order, ORDERS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; give one of {', '.join(allowed)}.")
 
 
 def validate(item: Candidates, where: str = "") -> None:

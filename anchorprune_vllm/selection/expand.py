@@ -5,15 +5,34 @@
 Kyuan Oh and Bumsoo Kim, section "Contextual Expansion".
 
 The kept set starts as the anchor and takes in, one at a time, the token with the largest product of
-importance and novelty, which is the cosine distance to the nearest token kept so far.
+importance and novelty, which is the cosine distance to the nearest token kept so far. The paper's
+ablations put something else in the place of importance, or add a term.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import distances
+
+
+class Worth(NamedTuple):
+    """What tokens are worth, given how novel they are: factor * novelty + addend."""
+
+    factor: Tensor
+    addend: Tensor | None = None
+
+    def of(self, novelty: Tensor) -> Tensor:
+        """In the shape of all three, a new tensor."""
+        scores = self.factor * novelty
+        return scores if self.addend is None else scores.add_(self.addend)
+
+    def at(self, index: Tensor | int) -> Worth:
+        """Of some of the tokens, or of one item."""
+        return Worth(self.factor[index], None if self.addend is None else self.addend[index])
 
 
 def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
@@ -39,16 +58,16 @@ def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
 
 
 def greedy_expansion(
-    rows: Tensor, importance: Tensor, novelty: Tensor, taken: Tensor, steps: int
+    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: int
 ) -> Tensor:
-    """Choose `steps` tokens, each the one with the largest importance * novelty; ties: lower index.
+    """Choose `steps` tokens, each the one that is worth most; ties: lower index.
 
     Every step is one batched matrix-vector product. `steps` is a number on the host; an item that
     needs fewer takes the first ones, which do not depend on how many follow.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
-        importance: [B, N] float64, small enough for its double to be finite.
+        worth: [B, N] each, float64, small enough for thrice of it to be finite.
         novelty: [B, N] float64 of `novelty_to_anchor`.
         taken: [B, N] bool, tokens that cannot be chosen: the anchor and padding.
         steps: how many tokens to choose.
@@ -63,7 +82,7 @@ def greedy_expansion(
     taken = taken.clone()
     for step in range(steps):
         # 1. Score. -inf for what is taken, and for nothing else: no token is chosen twice.
-        scores = (importance * novelty).masked_fill_(taken, -torch.inf)
+        scores = worth.of(novelty).masked_fill_(taken, -torch.inf)
         # 2. Choose the first of equals, which is the lower index.
         choice = scores.argmax(1, keepdim=True)
         choices[:, step : step + 1] = choice

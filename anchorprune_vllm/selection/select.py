@@ -18,15 +18,21 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm import budget as counts
+from anchorprune_vllm.config import Order, Stage2
 from anchorprune_vllm.selection.anchor import Unit, relevance_anchors
-from anchorprune_vllm.selection.candidates import AnchorParams, Candidates, KeptTokens, validate
+from anchorprune_vllm.selection.candidates import (
+    AnchorParams,
+    Candidates,
+    KeptTokens,
+    validate,
+)
 from anchorprune_vllm.selection.cosine import unit_rows
-from anchorprune_vllm.selection.expand import greedy_expansion, novelty_to_anchor
+from anchorprune_vllm.selection.expand import Worth, greedy_expansion, novelty_to_anchor
 from anchorprune_vllm.selection.host import reads_are_free, to_device
 from anchorprune_vllm.selection.kernels.cpu import lazy_expansion
 
-# Importance beyond this is cut, so that no score overflows to the -inf of a token that is taken.
-_MOST_IMPORTANT = torch.finfo(torch.float64).max / 4
+# What is beyond this is cut, so that no score overflows to the -inf of a token that is taken.
+_LARGEST = torch.finfo(torch.float64).max / 4
 
 
 def anchor_prune(
@@ -40,6 +46,8 @@ def anchor_prune(
     tau: float = AnchorParams.tau,
     patience: int = AnchorParams.patience,
     max_anchor_ratio: float = AnchorParams.max_anchor_ratio,
+    stage2: Stage2 = AnchorParams.stage2,
+    order: Order = AnchorParams.order,
 ) -> KeptTokens:
     """Select the tokens of one image or video.
 
@@ -56,9 +64,13 @@ def anchor_prune(
         tau: cosine distance above which a token counts as novel.
         patience: number of novel tokens at which the anchor of a unit ends.
         max_anchor_ratio: K_max of a unit as a share of its budget.
+        stage2: what a token is worth in Stage 2, `importance` or one of the paper's ablations.
+            Those with relevance scale it to 0..1 over the item; without a query they are novelty
+            alone.
+        order: `native`, or `selection`: the anchor by falling relevance, then the rest as chosen.
 
     Returns:
-        The K tokens in native order, and which of them are the anchor.
+        The K tokens, and which of them are the anchor.
 
     Raises:
         ValueError: an argument is not as described here or, for CPU tensors, not finite. Device
@@ -66,7 +78,8 @@ def anchor_prune(
     """
     item = Candidates(relevance, features, importance, budget, context_features, units)
     validate(item)
-    return select_batch([item], AnchorParams(min_anchor, tau, patience, max_anchor_ratio))[0]
+    params = AnchorParams(min_anchor, tau, patience, max_anchor_ratio, stage2, order)
+    return select_batch([item], params)[0]
 
 
 def anchor_prune_batch(items: Sequence[Candidates], **params: Any) -> list[KeptTokens]:
@@ -117,21 +130,27 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     kept: list[KeptTokens] = []
     for at in range(0, len(items), together):
         group = slice(at, at + together)
-        kept += _expand(items[group], plans[group], anchors[group])
+        kept += _expand(items[group], plans[group], anchors[group], params)
     return kept
 
 
 def _expand(
-    items: Sequence[Candidates], plans: Sequence[Sequence[Unit]], anchors: Sequence[Tensor]
+    items: Sequence[Candidates],
+    plans: Sequence[Sequence[Unit]],
+    anchors: Sequence[Tensor],
+    params: AnchorParams,
 ) -> list[KeptTokens]:
-    """Stage 2 of B items, padded to the longest, and their kept tokens in native order."""
+    """Stage 2 of B items, padded to the longest, and their kept tokens."""
     keep = [min(item.budget, len(item.features)) for item in items]
 
     # 1. Pad to [B, N]. Padding is not there to be taken.
     shape = len(items), max(len(item.features) for item in items)
     rows = _pad((unit_rows(item.context) for item in items), *shape)
-    importance = _pad((item.importance.to(torch.float64) for item in items), *shape)
-    importance = importance.nan_to_num(nan=0.0).clamp(-_MOST_IMPORTANT, _MOST_IMPORTANT)
+    worths = [_worth(item, params.stage2) for item in items]
+    worth = Worth(_pad((w.factor for w in worths), *shape))
+    if params.stage2 == "additive":
+        addends = (w.addend for w in worths if w.addend is not None)
+        worth = Worth(worth.factor, _pad(addends, *shape))
     anchor = _pad(anchors, *shape)
     padding = ~_pad((torch.ones_like(mask) for mask in anchors), *shape)
 
@@ -150,20 +169,61 @@ def _expand(
     novelty = novelty_to_anchor(rows, anchor, most)
     taken = anchor | padding
     if reads_are_free(rows):  # one item, see `select_batch`
-        choices = lazy_expansion(rows[0], importance[0], novelty[0], taken[0], steps)[None]
+        choices = lazy_expansion(rows[0], worth.at(0), novelty[0], taken[0], steps)[None]
     else:
-        choices = greedy_expansion(rows, importance, novelty, taken, steps)
+        choices = greedy_expansion(rows, worth, novelty, taken, steps)
     surplus = torch.arange(steps, device=rows.device) >= missing[:, None]
-    kept = torch.nn.functional.pad(anchor, (0, 1))
-    kept.scatter_(1, choices.masked_fill(surplus, anchor.shape[1]), True)
+    choices = choices.masked_fill(surplus, anchor.shape[1])
 
-    # 4. Native order: the kept ones first, each K known to the host.
-    index = kept[:, :-1].to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+    # 4. In order: the kept ones first, each K known to the host.
+    if params.order == "native":
+        kept = torch.nn.functional.pad(anchor, (0, 1)).scatter_(1, choices, True)
+        index = kept[:, :-1].to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+    else:
+        index = _in_order_of_choice(items, anchor, choices)
     is_anchor = anchor.gather(1, index)
     return [
         KeptTokens(index[row, :total].clone(), is_anchor[row, :total].clone())
         for row, total in enumerate(keep)
     ]
+
+
+def _worth(item: Candidates, stage2: Stage2) -> Worth:
+    """Of an item's tokens [N] float64, finite."""
+    if stage2 == "importance":
+        importance = item.importance.to(torch.float64).nan_to_num(nan=0.0)
+        return Worth(importance.clamp(-_LARGEST, _LARGEST))
+    ones = torch.ones_like(item.importance, dtype=torch.float64)
+    if stage2 == "diversity":
+        return Worth(ones)
+    relevance = ones if item.relevance is None else scaled(item.relevance)
+    return Worth(relevance) if stage2 == "multiplicative" else Worth(ones, relevance)
+
+
+def scaled(scores: Tensor) -> Tensor:
+    """Scores [N] stretched to 0..1, float64; all 1 if they are all equal or not finite."""
+    scores = scores.to(torch.float64)
+    low, high = scores.aminmax()
+    return ((scores - low) / (high - low)).nan_to_num(nan=1.0).clamp(0, 1)
+
+
+def _in_order_of_choice(items: Sequence[Candidates], anchor: Tensor, choices: Tensor) -> Tensor:
+    """Tokens [B, N]: the anchor by falling relevance, then the choices, then what is not kept.
+
+    anchor: [B, N] bool; choices: [B, steps], N where there is none.
+    """
+    tokens, steps = anchor.shape[1], choices.shape[1]
+    chosen_at = torch.full_like(anchor, steps, dtype=torch.int64)
+    chosen_at = torch.nn.functional.pad(chosen_at, (0, 1))
+    numbers = torch.arange(steps, device=anchor.device).expand_as(choices)
+    chosen_at = chosen_at.scatter_(1, choices, numbers)[:, :-1].masked_fill(anchor, -1)
+    nothing = torch.zeros(tokens, device=anchor.device)
+    relevance = _pad(
+        (nothing if i.relevance is None else i.relevance for i in items), *anchor.shape
+    )
+    by_relevance = relevance.sort(dim=1, descending=True, stable=True).indices
+    then = chosen_at.gather(1, by_relevance).sort(dim=1, stable=True).indices
+    return by_relevance.gather(1, then)
 
 
 def _plan(item: Candidates, params: AnchorParams) -> list[Unit]:

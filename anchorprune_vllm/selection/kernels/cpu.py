@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import to_distances
-from anchorprune_vllm.selection.expand import greedy_expansion
+from anchorprune_vllm.selection.expand import Worth, greedy_expansion
 
 # Few enough for their features to stay in a core's cache, many enough to last for some steps:
 # measured best around these for N = 576 to 2880.
@@ -22,13 +22,13 @@ _FRONT_SHARE = 6
 
 
 def lazy_expansion(
-    rows: Tensor, importance: Tensor, novelty: Tensor, taken: Tensor, steps: int
+    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: int
 ) -> Tensor:
     """`greedy_expansion` of one item, with the host reading every score.
 
     Args:
         rows: [N, D] of `unit_rows`.
-        importance: [N] float64.
+        worth: [N] each, float64.
         novelty: [N] float64 of `novelty_to_anchor`.
         taken: [N] bool, tokens that cannot be chosen.
         steps: how many tokens to choose.
@@ -37,19 +37,20 @@ def lazy_expansion(
         [steps] int64, in the order of choice.
     """
     size = max(_SMALLEST_FRONT, len(rows) // _FRONT_SHARE)
-    if len(rows) <= size or bool((importance < 0).any()):  # a negative score rises
-        return greedy_expansion(rows[None], importance[None], novelty[None], taken[None], steps)[0]
+    if len(rows) <= size or bool((worth.factor < 0).any()):  # a negative score rises
+        batch = Worth(worth.factor[None], None if worth.addend is None else worth.addend[None])
+        return greedy_expansion(rows[None], batch, novelty[None], taken[None], steps)[0]
     taken = taken.clone()
     chosen: list[int] = []
     while len(chosen) < steps:
         # 1. All scores as they are now, the best of them in front, lower indices first.
-        scores = (importance * novelty).masked_fill_(taken, -torch.inf)
+        scores = worth.of(novelty).masked_fill_(taken, -torch.inf)
         best = scores.topk(size + 1)
         front, outside = best.indices[:size].sort().values, float(best.values[size])
         # 2. Steps among those in front, while nothing outside can be as good.
         new = _choose_in_front(
             rows[front],
-            importance[front],
+            worth.at(front),
             novelty[front],
             taken[front],
             outside,
@@ -65,12 +66,12 @@ def lazy_expansion(
 
 
 def _choose_in_front(
-    rows: Tensor, importance: Tensor, novelty: Tensor, taken: Tensor, outside: float, most: int
+    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, outside: float, most: int
 ) -> list[int]:
     """Greedy choices, as indices into `rows`, up to the first that is not above `outside`."""
     chosen: list[int] = []
     while len(chosen) < most:
-        score, choice = (importance * novelty).masked_fill_(taken, -torch.inf).max(0)
+        score, choice = worth.of(novelty).masked_fill_(taken, -torch.inf).max(0)
         if not float(score) > outside:
             break
         place = int(choice)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods that choose tokens, by name: ours, the published ones, and those of other packages.
+
+A method is a function of one item's `Candidates` and, by keyword, of its options; it returns
+`KeptTokens`. A package adds one through the entry point group `anchorprune.methods`.
+
+Names are known without importing torch; a method is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.config import PruneConfig
+    from anchorprune_vllm.selection import Candidates, KeptTokens
+
+ANCHORPRUNE = "anchorprune"
+ENTRY_POINTS = "anchorprune.methods"
+
+_BASELINES = "anchorprune_vllm.selection.baselines"
+_PUBLISHED = {
+    "visionzip": f"{_BASELINES}.visionzip:visionzip",
+    "divprune": f"{_BASELINES}.divprune:divprune",
+    "cdpruner": f"{_BASELINES}.cdpruner:cdpruner",
+    "prumerge+": f"{_BASELINES}.prumerge:prumerge_plus",
+    "fastervlm": f"{_BASELINES}.fastervlm:fastervlm",
+    "vispruner": f"{_BASELINES}.vispruner:vispruner",
+    "hiprune": f"{_BASELINES}.hiprune:hiprune",
+    "scope": f"{_BASELINES}.scope:scope",
+    "random": f"{_BASELINES}.controls:random_tokens",
+    "uniform": f"{_BASELINES}.controls:uniform_grid",
+}
+
+Signal = Literal["projected", "keys", "object_attention"]
+"""Fields of `Candidates` that are there only for methods that need them."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def method(*needs: Signal, asks: bool = False) -> Callable[[_Function], _Function]:
+    """Decorate a method: which signals it needs, and whether the question makes a difference.
+
+    Without it, a method gets no further signals, and is taken to depend on the question.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        function.needs, function.asks = frozenset(needs), asks  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its options, as the plugin uses it."""
+
+    select: Callable[[Sequence[Candidates]], list[KeptTokens]]
+    needs: frozenset[Signal] = frozenset()
+    asks: bool = True
+    """Whether the question makes a difference: if not, all questions share the kept tokens."""
+
+
+def names() -> tuple[str, ...]:
+    """All that may be chosen."""
+    return (ANCHORPRUNE, *_PUBLISHED, *_installed())
+
+
+def method_of(config: PruneConfig) -> Method:
+    """The method that settings ask for."""
+    if config.method == ANCHORPRUNE:
+        from anchorprune_vllm.selection import AnchorParams, select_batch
+
+        params = AnchorParams(
+            config.min_anchor,
+            config.tau,
+            config.patience,
+            config.max_anchor_ratio,
+            config.stage2,
+            config.order,
+        )
+        return Method(lambda items: select_batch(items, params))
+    function, options = _load(config.method), dict(config.method_options)
+    return Method(
+        lambda items: [function(item, **options) for item in items],
+        needs=getattr(function, "needs", frozenset()),
+        asks=getattr(function, "asks", True),
+    )
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that a method does not have."""
+    if not options:
+        return
+    if name == ANCHORPRUNE:
+        raise ValueError(
+            "anchorprune: method_options are for the other methods; give those of anchorprune "
+            "(tau, patience, stage2, ...) beside the budget"
+        )
+    parameters = inspect.signature(_load(name)).parameters.values()
+    allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            near = get_close_matches(str(option), allowed, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(
+                f"anchorprune: the method {name} has no option {option!r}{hint}; "
+                f"it has: {', '.join(allowed) or 'none'}"
+            )
+
+
+def check_method(config: PruneConfig) -> None:
+    """Raise ValueError if a method fails on a small item: in a server it would end the engine."""
+    if config.method == ANCHORPRUNE:
+        return
+    import torch
+
+    from anchorprune_vllm.selection import Candidates
+
+    tokens, kept = 12, 5
+    noise = torch.Generator().manual_seed(0)
+    item = Candidates(
+        relevance=torch.rand(tokens, generator=noise),
+        features=torch.rand(tokens, 4, generator=noise),
+        importance=torch.rand(tokens, generator=noise),
+        budget=kept,
+        context_features=torch.rand(tokens, 4, generator=noise),
+        projected=torch.rand(tokens, 4, generator=noise),
+        keys=torch.rand(tokens, 2, 3, generator=noise),
+        object_attention=torch.rand(tokens, generator=noise),
+        grids=((3, 4),),
+    )
+    for asked in (item, item._replace(relevance=None)):
+        try:
+            (found,) = method_of(config).select([asked])
+            indices = [int(index) for index in found.indices]
+            shape = [*found.rows_of(item.features).shape]
+        except Exception as error:
+            raise ValueError(
+                f"anchorprune: the method {config.method} fails on an item of {tokens} tokens "
+                f"({type(error).__name__}: {error}); mend it or its options "
+                f"{dict(config.method_options)}"
+            ) from error
+        is_distinct = len(set(indices)) == kept and set(indices) <= set(range(tokens))
+        if not is_distinct or shape != [kept, 4]:
+            raise ValueError(
+                f"anchorprune: the method {config.method} gave the tokens {indices} and rows of "
+                f"shape {shape} for a budget of {kept} of {tokens}; it must give {kept} distinct "
+                f"ones from 0 to {tokens - 1}, and as many rows"
+            )
+
+
+def _load(name: str) -> Callable[..., Any]:
+    if name in _PUBLISHED:
+        module, function = _PUBLISHED[name].split(":")
+        return getattr(import_module(module), function)
+    return _installed()[name].load()
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """Of other packages; ours cannot be replaced."""
+    return {
+        point.name: point
+        for point in entry_points(group=ENTRY_POINTS)
+        if point.name != ANCHORPRUNE and point.name not in _PUBLISHED
+    }

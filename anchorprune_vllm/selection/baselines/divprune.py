@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DivPrune: tokens as far apart as possible.
+
+"DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models", Alvar et al., CVPR
+2025; rule of vbdi/divprune `LLaVA/llava/model/llava_arch.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.methods import method
+from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
+from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
+from anchorprune_vllm.selection.cosine import to_distances, unit_rows
+from anchorprune_vllm.selection.expand import Worth, greedy_expansion
+
+_ROWS_AT_ONCE = 512
+
+
+@method("projected")
+def divprune(item: Candidates) -> KeptTokens:
+    """The token farthest from its nearest neighbour, then always the one farthest from all kept."""
+    assert item.projected is not None
+    rows = unit_rows(item.projected)
+    first = _loneliest(rows)
+    taken = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill_(0, first, True)
+    novelty = to_distances(rows @ rows[first].T).squeeze(1)
+    farthest = Worth(torch.ones_like(novelty)[None])
+    rest = greedy_expansion(rows[None], farthest, novelty[None], taken[None], count(item) - 1)[0]
+    return in_native_order(torch.cat([first, rest]))
+
+
+def _loneliest(rows: Tensor) -> Tensor:
+    """[1]: the token with the largest distance to its nearest neighbour. Never holds N x N."""
+    nearest = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        block = to_distances(rows[start : start + _ROWS_AT_ONCE] @ rows.T)
+        block.diagonal(start).fill_(torch.inf)
+        nearest.append(block.amin(1))
+    return torch.cat(nearest).argmax(0, keepdim=True)
