@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import prod
 
 import torch
 from torch import Tensor
+
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Of what is kept of a token: shape and dtype of each part of its `MediaFeatures`."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,29 @@ class MediaFeatures:
     """[N, D]: the selected hidden layer, in the model's dtype."""
     importance: Tensor
     """float32 [N]."""
+    keys: Tensor | None = None
+    """[N, heads, head size], for methods that need them."""
+    object_attention: Tensor | None = None
+    """float32 [N], for methods that need it."""
+
+    def parts(self) -> dict[str, Tensor]:
+        """Those that are there."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def regrouped(self, split: Callable[[Tensor], Sequence[Tensor]]) -> list[MediaFeatures]:
+        """One of each group that `split` makes of a part."""
+        groups = {name: split(part) for name, part in self.parts().items()}
+        return [
+            MediaFeatures(**dict(zip(groups, group, strict=True)))
+            for group in zip(*groups.values(), strict=True)
+        ]
+
+    @classmethod
+    def joined(cls, pieces: Sequence[MediaFeatures]) -> MediaFeatures:
+        """Tokens of all pieces, one behind the other."""
+        names = pieces[0].parts()
+        return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
 
 
 class FeatureCache:
@@ -29,17 +56,15 @@ class FeatureCache:
     """
 
     def __init__(
-        self,
-        capacity_bytes: int,
-        page_tokens: int,
-        hidden_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, capacity_bytes: int, page_tokens: int, layout: Layout, device: torch.device
     ) -> None:
-        token_bytes = hidden_size * dtype.itemsize + torch.float32.itemsize
+        token_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
         pages = capacity_bytes // (page_tokens * token_bytes)
-        self._hidden = torch.empty(pages, page_tokens, hidden_size, dtype=dtype, device=device)
-        self._importance = torch.empty(pages, page_tokens, dtype=torch.float32, device=device)
+        self._stores = {
+            name: torch.empty(pages, page_tokens, *shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in layout.items()
+        }
+        self._pages, self._page_tokens = pages, page_tokens
         self._free = list(range(pages))
         self._entries: OrderedDict[Hashable, tuple[list[int], int]] = OrderedDict()
 
@@ -48,23 +73,20 @@ class FeatureCache:
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        pages, tokens = entry
-        return MediaFeatures(
-            _read(self._hidden, pages, tokens), _read(self._importance, pages, tokens)
-        )
+        return MediaFeatures(**{name: _read(store, *entry) for name, store in self._stores.items()})
 
     def put(self, key: Hashable, features: MediaFeatures) -> None:
         """Keep a copy, in place of what was used least recently; too large an item is not kept."""
-        tokens, page_tokens = len(features.importance), self._importance.shape[1]
-        needed = -(-tokens // page_tokens)
-        if key in self._entries or needed > len(self._importance):
+        tokens = len(features.importance)
+        needed = -(-tokens // self._page_tokens)
+        if key in self._entries or needed > self._pages:
             return
         while len(self._free) < needed:
             _, (pages, _) = self._entries.popitem(last=False)
             self._free.extend(pages)
         pages = [self._free.pop() for _ in range(needed)]
-        _write(self._hidden, pages, features.hidden)
-        _write(self._importance, pages, features.importance)
+        for name, part in features.parts().items():
+            _write(self._stores[name], pages, part)
         self._entries[key] = (pages, tokens)
 
     def clear(self) -> None:

@@ -37,6 +37,14 @@ class MediaTokens(NamedTuple):
     """Tokens of the model's own path, those included that are never kept (newlines)."""
     unit_sizes: tuple[int, ...]
     """Candidates of each unit (crop, frame), in order."""
+    unit_widths: tuple[int, ...]
+    """Candidates in a row of each unit."""
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each unit."""
+        units = zip(self.unit_sizes, self.unit_widths, strict=True)
+        return tuple((size // width if size else 0, width) for size, width in units)
 
     @property
     def candidates(self) -> int:
@@ -83,11 +91,12 @@ def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
 
 
 def to_fields(modality: str, plans: Sequence[ItemPlan]) -> dict[str, Any]:
-    """Write plans as batched fields: a list of [2 + units], [items, 2], a list of [M, L]."""
+    """Write plans as batched fields: a list of [2 + 2 units], [items, 2], a list of [M, L]."""
     fields = PlanFields.of(modality)
     return {
         fields.counts: [
-            torch.tensor((p.kept, p.tokens.unpruned, *p.tokens.unit_sizes)) for p in plans
+            torch.tensor((p.kept, p.tokens.unpruned, *p.tokens.unit_sizes, *p.tokens.unit_widths))
+            for p in plans
         ],
         fields.media: torch.tensor([p.media_key for p in plans], dtype=torch.int64),
         fields.query: [p.query_ids for p in plans],
@@ -107,6 +116,7 @@ def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan]
 
 
 def read_counts(field: Tensor) -> tuple[int, MediaTokens]:
-    """`kept` and `tokens` of one item's plan, from its field [2 + units]."""
-    kept, unpruned, *unit_sizes = field.tolist()
-    return kept, MediaTokens(unpruned, tuple(unit_sizes))
+    """`kept` and `tokens` of one item's plan, from its field [2 + 2 units]."""
+    kept, unpruned, *units = field.tolist()
+    half = len(units) // 2
+    return kept, MediaTokens(unpruned, tuple(units[:half]), tuple(units[half:]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from anchorprune_vllm.compat import apply_patches
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
+from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.models import ARCHITECTURES, model_class
 
 
@@ -77,6 +78,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "compile_mm_encoder in --compilation-config"
         )
     served_by = model_class(model_config.architecture)
+    check_method(config)
     served_by.check(model_config, config)
     if config.has_native_positions(served_by.default_positions):
         _check_native_positions(engine_args)

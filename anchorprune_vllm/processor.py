@@ -30,6 +30,7 @@ from vllm.renderers.hf import resolve_chat_template
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.plan import (
     ItemPlan,
     MediaTokens,
@@ -77,6 +78,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         config = PruneConfig.of_model(model_config.hf_config)
         assert config is not None, "built only for models with a budget"
         self.prune_config = config
+        self._asks = method_of(config).asks
         tokenizer = info.get_tokenizer()
         template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
         self._query_reader = QueryReader(tokenizer, template, self._media_token_ids())
@@ -141,6 +143,8 @@ class PruningProcessor(BaseMultiModalProcessor):
             found = words.get(modality, [])
             if query is not None and query not in SCOPES:
                 found = [query] * len(items)
+            if not self._asks:
+                found = []
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
             requests[modality] = [

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.methods import Method
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.positions import MediaPositions, with_positions
-from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
+from anchorprune_vllm.selection import Candidates
 
 
 class Signals(Protocol):
@@ -51,12 +52,12 @@ class VisualPruner:
     def __init__(
         self,
         signals: Signals,
-        params: AnchorParams,
+        method: Method,
         cache: FeatureCache,
         max_encoder_tokens: int,
     ) -> None:
         self._signals = signals
-        self._params = params
+        self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
 
@@ -97,9 +98,8 @@ class VisualPruner:
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
         features, encoded = self._features(model, items, plans)
-        candidates = self._signals.candidates(features, [plans[i] for i in items])
-        kept = select_batch(candidates, self._params)
-        rows = [f.hidden[k.indices] for f, k in zip(features, kept, strict=True)]
+        kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
+        rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}
         for i, part, tokens in zip(items, projected, kept, strict=True):
@@ -114,6 +114,27 @@ class VisualPruner:
         for media, media_features in encoded.items():
             self._cache.put(media, media_features)
         return embeddings
+
+    def _candidates(
+        self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        """The items with all that the method needs."""
+        projected: Sequence[Tensor | None] = [None] * len(features)
+        if "projected" in self._method.needs:
+            hidden = [item.hidden for item in features]
+            projected = model.project(torch.cat(hidden)).split([len(rows) for rows in hidden])
+        return [
+            item._replace(
+                projected=rows,
+                keys=given.keys,
+                object_attention=given.object_attention,
+                grids=plan.tokens.grids,
+                seed=plan.media_key[0],
+            )
+            for item, rows, given, plan in zip(
+                self._signals.candidates(features, plans), projected, features, plans, strict=True
+            )
+        ]
 
     def _features(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from anchorprune_vllm.config import Similarity
+from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.paired_tower import (
     PairedPrunedModel,
     PairedPruningProcessor,
@@ -18,8 +20,8 @@ from anchorprune_vllm.signals.clip import CLIP, ClipSignals
 from anchorprune_vllm.signals.text_pair import TextPair
 
 
-def encode_clip_tiles(model: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden [B, N, D] and importance float32 [B, N] of tiles [B, 3, H, W]."""
+def encode_clip_tiles(model: Any, pixel_values: Tensor) -> MediaFeatures:
+    """Features [B, N, ...] of tiles [B, 3, H, W]."""
     return encode_tiles(model, pixel_values, _cls_attention)
 
 
@@ -45,9 +47,11 @@ class ClipPrunedModel(PairedPrunedModel):
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_index]  # type: ignore[attr-defined]
 
-    def _signals_of(self, pair: TextPair) -> ClipSignals:
-        return ClipSignals(pair)
+    def _signals_of(self, pair: TextPair, similarity: Similarity) -> ClipSignals:
+        return ClipSignals(pair, similarity)
 
-    def _feature_shape(self) -> tuple[int, int]:
-        embeddings = self.vision_tower.vision_model.embeddings  # type: ignore[attr-defined]
-        return embeddings.num_positions, embeddings.embed_dim
+    def _cache_page(self) -> int:
+        return self.vision_tower.vision_model.embeddings.num_positions  # type: ignore[attr-defined]
+
+    def _hidden_size(self) -> int:
+        return self.config.vision_config.hidden_size  # type: ignore[attr-defined]

@@ -39,7 +39,8 @@ class PrunedLlavaProcessor(ClipPruningProcessor, LlavaMultiModalProcessor):
     ) -> list[MediaTokens]:
         # Every image is resized to the tower's own size.
         tokens = self.info.get_max_image_tokens()
-        return [MediaTokens(tokens, (tokens,))] * mm_items.get_count(modality)
+        side = self.info.get_vision_encoder_info().get_patch_grid_length()
+        return [MediaTokens(tokens, (tokens,), (side,))] * mm_items.get_count(modality)
 
 
 class _Images:
@@ -51,8 +52,7 @@ class _Images:
         self.project = model.multi_modal_projector
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        features = encode_clip_tiles(self._model, self._pixels(items))
-        return [MediaFeatures(*item) for item in zip(*features, strict=True)]
+        return encode_clip_tiles(self._model, self._pixels(items)).regrouped(Tensor.unbind)
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaForConditionalGeneration.embed_multimodal(

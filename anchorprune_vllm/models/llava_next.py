@@ -63,9 +63,13 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
     def _count_image(self, image_size: Tensor) -> MediaTokens:
         height, width = image_size.tolist()
         candidates = places_of(self.info.get_hf_config(), image_size) >= 0
+        # What unpadding leaves of a crop is a rectangle.
+        side = self.info.get_vision_encoder_info().get_patch_grid_length()
+        widths = candidates.view(-1, side, side).any(dim=1).sum(dim=1)
         return MediaTokens(
             unpruned=self.info.get_num_image_tokens(image_width=width, image_height=height),
             unit_sizes=tuple(candidates.sum(dim=1).tolist()),
+            unit_widths=tuple(widths.tolist()),
         )
 
 
@@ -83,18 +87,12 @@ class _Images:
         # An image processed beside a larger one carries empty tiles behind its own.
         units = [len(patches) for patches in candidates]
         tiles = [self._tiles[i][:count] for i, count in zip(items, units, strict=True)]
-        hidden, importance = encode_clip_tiles(self._model, torch.cat(tiles))
+        encoded = encode_clip_tiles(self._model, torch.cat(tiles))
         # One index for all images. Of numbers: a mask would have to be counted on the device first.
-        index = to_device(torch.cat(candidates).flatten().nonzero().squeeze(1), hidden.device)
+        numbers = torch.cat(candidates).flatten().nonzero().squeeze(1)
+        index = to_device(numbers, encoded.hidden.device)
         sizes = [int(patches.sum()) for patches in candidates]
-        return [
-            MediaFeatures(*item)
-            for item in zip(
-                hidden.flatten(0, 1)[index].split(sizes),
-                importance.flatten()[index].split(sizes),
-                strict=True,
-            )
-        ]
+        return encoded.regrouped(lambda part: part.flatten(0, 1)[index].split(sizes))
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaNextForConditionalGeneration.embed_multimodal(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import isqrt
 from typing import Any
 
 import torch
@@ -50,9 +51,11 @@ class OnevisionPruningProcessor(SiglipPruningProcessor):
     def _count_video(self, frames: int) -> MediaTokens:
         size = self.info.get_image_size_with_most_features()  # frames are scaled: any will do
         sizes = {"image_width": size.width, "image_height": size.height}
+        in_frame = self.info._get_num_frame_tokens(**sizes)
         return MediaTokens(
             unpruned=self.info.get_num_video_tokens(**sizes, num_frames=frames),
-            unit_sizes=(self.info._get_num_frame_tokens(**sizes),) * frames,
+            unit_sizes=(in_frame,) * frames,
+            unit_widths=(isqrt(in_frame),) * frames,
         )
 
     def _count_image(self, image_size: Sequence[int]) -> MediaTokens:
@@ -66,7 +69,9 @@ class OnevisionPruningProcessor(SiglipPruningProcessor):
             num_patch_height=grid[0],
             num_patch_width=grid[1],
         )
-        return MediaTokens(side * side + shown + newlines, (side * side, shown))
+        # A newline is behind every row; of a very flat picture nothing is left.
+        width = shown // newlines if newlines else 0
+        return MediaTokens(side * side + shown + newlines, (side * side, shown), (side, width))
 
 
 def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
@@ -111,9 +116,8 @@ class _Images:
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
         def places() -> Tensor:
-            unpruned, (base, shown) = plan.tokens
-            rows = unpruned - base - shown  # as many as newlines; of a very flat picture, none
-            behind = base + places_between_newlines(shown, shown // rows if rows else None)
+            (base, shown), (_, width) = plan.tokens.unit_sizes, plan.tokens.unit_widths
+            behind = base + places_between_newlines(shown, width or None)
             return torch.cat([torch.arange(base), behind])
 
         return self._model.linear_positions(plan, places)
@@ -134,13 +138,8 @@ class _Videos:
             self._model.encode_items(pixels, self._pool)[0]
             for pixels in torch.cat([self._videos[i] for i in items]).split(at_once)
         ]
-        rows = torch.cat([part.hidden for part in parts])
-        importance = torch.cat([part.importance for part in parts])
         sizes = [len(self._videos[i]) * self._model.tokens_per_frame() for i in items]
-        return [
-            MediaFeatures(*item)
-            for item in zip(rows.split(sizes), importance.split(sizes), strict=True)
-        ]
+        return MediaFeatures.joined(parts).regrouped(lambda part: part.split(sizes))
 
     def _pool(self, patches: Tensor) -> list[Tensor]:
         """[F, P, C] to one item [N, C]."""

@@ -4,34 +4,66 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
 from vllm.config import VllmConfig
 
-from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.config import PruneConfig, Similarity
+from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
-from anchorprune_vllm.models.pruned import mean_over_heads
+from anchorprune_vllm.models.pruned import keys_of_all_heads, mean_over_heads
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
 from anchorprune_vllm.pruner import Signals
-from anchorprune_vllm.signals.attention import Measure, tap_attention
+from anchorprune_vllm.signals.attention import Measure, received_attention, tap_attention
 from anchorprune_vllm.signals.text_pair import PairFamily, TextPair
 
 
-def encode_tiles(model: Any, pixel_values: Tensor, measure: Measure) -> tuple[Tensor, Tensor]:
-    """Run a LLaVA-like model's tower on [B, 3, H, W] and measure its last attention on the way.
+def encode_tiles(model: Any, pixel_values: Tensor, measure: Measure) -> MediaFeatures:
+    """Run a LLaVA-like model's tower on [B, 3, H, W] and look into its attention on the way.
 
-    measure: query and key to float32 [B, T], summed over the heads of this rank.
-    Returns hidden [B, N, D] and importance float32 [B, N].
+    measure: query and key to importance float32 [B, T], summed over the heads of this rank.
+    Returns features of all tiles, [B, N, ...] each.
     """
-    attention = model.vision_tower.vision_model.encoder.layers[-1].self_attn.attn
-    with tap_attention(attention, measure) as taken:
+    layers = model.vision_tower.vision_model.encoder.layers
+    heads = model.config.vision_config.num_attention_heads
+    last = layers[-1].self_attn.attn
+    with ExitStack() as taps:
+        summed = taps.enter_context(tap_attention(last, measure))
+        if "keys" in model.needs:
+            keys = taps.enter_context(tap_attention(last, _keys))
+        if "object_attention" in model.needs:
+            middle = layers[_object_layer(model)].self_attn.attn
+            received = taps.enter_context(tap_attention(middle, tile_attention))
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    (summed,) = taken
-    importance = mean_over_heads(summed, attention, model.config.vision_config.num_attention_heads)
+    parts = {"importance": mean_over_heads(summed.pop(), last, heads)}
+    if "keys" in model.needs:
+        parts["keys"] = keys_of_all_heads(keys.pop(), last, heads)
+    if "object_attention" in model.needs:
+        parts["object_attention"] = mean_over_heads(received.pop(), middle, heads)
     # A tower with [CLS], the first token, may have dropped it from its output.
-    return hidden, importance[:, -hidden.shape[1] :]
+    tokens = hidden.shape[1]
+    return MediaFeatures(hidden, **{name: part[:, -tokens:] for name, part in parts.items()})
+
+
+def tile_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
+    """What tokens receive within their tile, summed over the heads of this rank: [B, T]."""
+    batch, tokens, _ = key.shape
+    by_head = (batch * tokens, attention.num_heads, -1)
+    return received_attention(
+        query.reshape(by_head), key.reshape(by_head), [tokens] * batch, attention.scale
+    ).view(batch, tokens)
+
+
+def _keys(query: Tensor, key: Tensor, attention: Any) -> Tensor:
+    return key.unflatten(-1, (attention.num_heads, -1))
+
+
+def _object_layer(model: Any) -> int:
+    """HiPrune's: 9 of 24, and as deep in other towers."""
+    return model.config.vision_config.num_hidden_layers * 3 // 8
 
 
 class PairedPruningProcessor(PruningProcessor):
@@ -60,6 +92,12 @@ class PairedPrunedModel(LinearPositionsModel):
                 f"anchorprune: this model takes a list of layers from its vision tower "
                 f"(vision_feature_layer {layer}); pruning needs a single number"
             )
+        if config.matching != "max":
+            raise ValueError(
+                "anchorprune: matching is for models whose words and visual tokens share a space "
+                "(Qwen2.5-VL); a CLIP or SigLIP pair compares with the question as a whole: leave "
+                "it out"
+            )
         vision_config = model_config.hf_config.vision_config
         cls.pair_family.check_files(cls.pair_family.find(vision_config, config.text_encoder))
 
@@ -75,8 +113,12 @@ class PairedPrunedModel(LinearPositionsModel):
             self.register_buffer(  # type: ignore[attr-defined]
                 f"anchorprune_{number}", tensor, persistent=False
             )
-        return self._signals_of(pair)
+        return self._signals_of(pair, config.similarity)
 
     @abstractmethod
-    def _signals_of(self, pair: TextPair) -> Signals:
+    def _signals_of(self, pair: TextPair, similarity: Similarity) -> Signals:
         """Signals in the pair's space."""
+
+    def _key_shape(self) -> tuple[int, int]:
+        vision = self.config.vision_config  # type: ignore[attr-defined]
+        return vision.num_attention_heads, vision.hidden_size // vision.num_attention_heads

@@ -10,16 +10,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
+from vllm.distributed import (
+    get_pp_group,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
 from anchorprune_vllm.config import Positions, PruneConfig
-from anchorprune_vllm.feature_cache import FeatureCache
+from anchorprune_vllm.feature_cache import FeatureCache, Layout
+from anchorprune_vllm.methods import Signal, method_of
 from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
 from anchorprune_vllm.positions import (
     MediaPositions,
@@ -30,7 +36,6 @@ from anchorprune_vllm.positions import (
 )
 from anchorprune_vllm.processor import PruningProcessor, refuse_overrides
 from anchorprune_vllm.pruner import PrunableModel, Signals, VisualPruner
-from anchorprune_vllm.selection import AnchorParams
 
 _Model = TypeVar("_Model", bound=type)
 
@@ -88,8 +93,11 @@ class PrunedModel:
         config = PruneConfig.of_model(model_config.hf_config)
         self._pruner: VisualPruner | None = None
         self._native_positions = False
+        self.needs: frozenset[Signal] = frozenset()
         if config is None:
             return
+        method = method_of(config)
+        self.needs = method.needs
         if config.has_native_positions(self.default_positions):
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
@@ -101,14 +109,12 @@ class PrunedModel:
         if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:
             self._pruner = VisualPruner(
                 signals=self._make_signals(config, vllm_config),
-                params=AnchorParams(
-                    config.min_anchor, config.tau, config.patience, config.max_anchor_ratio
-                ),
+                method=method,
                 cache=FeatureCache(
                     config.feature_cache_mb * 2**20,
-                    *self._feature_shape(),
-                    dtype=model_config.dtype,
-                    device=vllm_config.device_config.device,
+                    self._cache_page(),
+                    self._feature_layout(model_config.dtype),
+                    vllm_config.device_config.device,
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
             )
@@ -131,8 +137,24 @@ class PrunedModel:
         """What the model's tokens are ranked by; logs that pruning is active."""
 
     @abstractmethod
-    def _feature_shape(self) -> tuple[int, int]:
-        """Of what the feature cache holds: tokens of a page (a small image), size of a token."""
+    def _cache_page(self) -> int:
+        """Tokens of a page of the feature cache: a small image."""
+
+    @abstractmethod
+    def _hidden_size(self) -> int:
+        """Of a token in the feature cache."""
+
+    @abstractmethod
+    def _key_shape(self) -> tuple[int, int]:
+        """Heads of the vision tower's attention, and size of a head."""
+
+    def _feature_layout(self, dtype: torch.dtype) -> Layout:
+        layout = {"hidden": ((self._hidden_size(),), dtype), "importance": ((), torch.float32)}
+        if "keys" in self.needs:
+            layout["keys"] = (self._key_shape(), dtype)
+        if "object_attention" in self.needs:
+            layout["object_attention"] = ((), torch.float32)
+        return layout
 
     @abstractmethod
     def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
@@ -208,6 +230,11 @@ def mean_over_heads(summed: Tensor, attention: Any, heads: int) -> Tensor:
         # Heads are split over tensor-parallel ranks; every rank must see the same sum.
         summed = tensor_model_parallel_all_reduce(summed)
     return summed / heads
+
+
+def keys_of_all_heads(keys: Tensor, attention: Any, heads: int) -> Tensor:
+    """Keys [..., heads, head size] from those of the heads that this rank has."""
+    return keys if attention.num_heads == heads else tensor_model_parallel_all_gather(keys, dim=-2)
 
 
 def _yes() -> bool:

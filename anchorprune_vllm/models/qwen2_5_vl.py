@@ -7,7 +7,7 @@ Kept tokens have the (t, h, w) that they have unpruned, and text goes on where i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
@@ -28,7 +28,13 @@ from anchorprune_vllm.channels import append_numbers, split_numbers
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.logger import log_active, logger
-from anchorprune_vllm.models.pruned import PrunedModel, mean_over_heads, prunes_with
+from anchorprune_vllm.methods import Signal
+from anchorprune_vllm.models.pruned import (
+    PrunedModel,
+    keys_of_all_heads,
+    mean_over_heads,
+    prunes_with,
+)
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
@@ -72,7 +78,11 @@ class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
         counts = []
         for grid in processed[f"{modality}_grid_thw"].tolist():
             frames, rows, columns = merged(grid, merge)
-            counts.append(MediaTokens(frames * rows * columns, (rows * columns,) * frames))
+            counts.append(
+                MediaTokens(
+                    frames * rows * columns, (rows * columns,) * frames, (columns,) * frames
+                )
+            )
         return counts
 
 
@@ -97,14 +107,15 @@ def grid_extent(grid: Grid, time_factor: float) -> int:
 
 
 @contextmanager
-def importance_behind_outputs(visual: Any) -> Iterator[None]:
-    """While entered, the vision tower's outputs [N, H] carry importance in channels behind them.
+def signals_behind_outputs(visual: Any, needs: frozenset[Signal] = frozenset()) -> Iterator[None]:
+    """While entered, the vision tower's outputs [N, H] carry signals in channels behind them.
 
     Importance is the attention received in the last block with full attention, a mean over heads,
-    query rows and the patches of a token. As a part of the outputs it goes wherever vLLM sends
-    them: with a data-parallel tower, to all ranks.
+    query rows and the patches of a token. Before it, if they are needed, come the keys of that
+    block, a mean over patches; behind it, attention received in the middle. As a part of the
+    outputs they go wherever vLLM sends them: with a data-parallel tower, to all ranks.
     """
-    attention = visual.blocks[max(visual.fullatt_block_indexes)].attn.attn
+    last = visual.blocks[max(visual.fullatt_block_indexes)].attn.attn
     frames: list[int] = []  # patches of each
     reverse: list[Tensor] = []
 
@@ -118,25 +129,47 @@ def importance_behind_outputs(visual: Any) -> Iterator[None]:
     def received(query: Tensor, key: Tensor, module: Any) -> Tensor:
         return received_attention(query[0], key[0], frames, module.scale)
 
-    with tap_attention(attention, received) as taken:
+    def of_tokens(patches: Tensor) -> Tensor:
+        """[T, ...] of patches as the tower has them to [N, ...] of its outputs."""
+        return patches.unflatten(0, (-1, visual.spatial_merge_unit)).mean(1)[reverse[0]]
+
+    with ExitStack() as taps:
+        attention = [(last, taps.enter_context(tap_attention(last, received)))]
+        if "object_attention" in needs:
+            middle = visual.blocks[object_block(visual)].attn.attn
+            attention.append((middle, taps.enter_context(tap_attention(middle, received))))
+        if "keys" in needs:
+            keys = taps.enter_context(tap_attention(last, lambda query, key, module: key[0]))
 
         def after(module: Any, args: Any, outputs: Tensor) -> Tensor:
-            importance = mean_over_heads(taken.pop(), attention, module.num_heads)
-            importance = importance.view(-1, module.spatial_merge_unit).mean(1)
-            bits = importance[reverse[0]].view(torch.int32)[:, None]
-            return append_numbers(outputs, bits, _FLOAT32_DIGITS)
+            scores = [
+                of_tokens(mean_over_heads(taken.pop(), tapped, module.num_heads))
+                for tapped, taken in attention
+            ]
+            if "keys" in needs:
+                of_patches = keys_of_all_heads(keys.pop(), last, module.num_heads)
+                outputs = torch.cat([outputs, of_tokens(of_patches).flatten(1)], dim=1)
+            return append_numbers(
+                outputs, torch.stack(scores, dim=1).view(torch.int32), _FLOAT32_DIGITS
+            )
 
-        handles = [
-            visual.register_forward_pre_hook(before, with_kwargs=True),
-            visual.register_forward_hook(after),
-        ]
-        visual.out_hidden_size += _FLOAT32_DIGITS  # vLLM makes empty outputs by it
+        taps.enter_context(visual.register_forward_pre_hook(before, with_kwargs=True))
+        taps.enter_context(visual.register_forward_hook(after))
+        width = len(attention) * _FLOAT32_DIGITS
+        if "keys" in needs:
+            width += visual.hidden_size
+        visual.out_hidden_size += width  # vLLM makes empty outputs by it
         try:
             yield
         finally:
-            visual.out_hidden_size -= _FLOAT32_DIGITS
-            for handle in handles:
-                handle.remove()
+            visual.out_hidden_size -= width
+
+
+def object_block(visual: Any) -> int:
+    """HiPrune's is the one in the middle. That attends in windows here: of those that do not, the
+    nearest, the shallower of two."""
+    middle = len(visual.blocks) // 2
+    return min(sorted(visual.fullatt_block_indexes), key=lambda block: abs(block - middle))
 
 
 class _Media:
@@ -151,13 +184,19 @@ class _Media:
         self._positions = model.positions_of(modality, kwargs)
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        with importance_behind_outputs(self._model.visual):
+        needs = self._model.needs
+        with signals_behind_outputs(self._model.visual, needs):
             outputs = self.embed_whole(items)
         features = []
         for rows in outputs:
-            hidden, bits = split_numbers(rows, 1, _FLOAT32_DIGITS)
-            importance = bits[:, 0].to(torch.int32).view(torch.float32)
-            features.append(MediaFeatures(hidden, importance))
+            names = ["importance", *(needs & {"object_attention"})]
+            rest, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
+            scores = bits.to(torch.int32).view(torch.float32).unbind(1)
+            parts = dict(zip(names, scores, strict=True))
+            size = self._model.visual.out_hidden_size
+            if "keys" in needs:
+                parts["keys"] = rest[:, size:].unflatten(1, self._model._key_shape())
+            features.append(MediaFeatures(rest[:, :size], **parts))
         return features
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
@@ -195,6 +234,11 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
                 "anchorprune: Qwen2.5-VL needs no text encoder, questions are matched with its own "
                 "word embeddings; leave out --anchorprune-text-encoder"
             )
+        if config.similarity != "negated":
+            raise ValueError(
+                "anchorprune: similarity is for CLIP and SigLIP pairs; Qwen2.5-VL matches words "
+                "with its own embeddings: leave it out"
+            )
 
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
         log_active(config, _TEXT_ENCODER)
@@ -204,10 +248,16 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         device = vllm_config.device_config.device
         embed = self.language_model.model.embed_input_ids
-        return MatchingSignals(lambda ids: embed(to_device(ids, device)))
+        return MatchingSignals(lambda ids: embed(to_device(ids, device)), config.matching)
 
-    def _feature_shape(self) -> tuple[int, int]:
-        return _CACHE_PAGE, self.visual.out_hidden_size
+    def _cache_page(self) -> int:
+        return _CACHE_PAGE
+
+    def _hidden_size(self) -> int:
+        return self.visual.out_hidden_size
+
+    def _key_shape(self) -> tuple[int, int]:
+        return self.visual.num_heads, self.visual.hidden_size // self.visual.num_heads
 
     def _media(self, modality: str, kwargs: dict[str, Any]) -> _Media:
         return _Media(self, modality, kwargs)

@@ -9,23 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.config import Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.models.paired_tower import (
     PairedPrunedModel,
     PairedPruningProcessor,
     encode_tiles,
+    tile_attention,
 )
-from anchorprune_vllm.signals.attention import received_attention
 from anchorprune_vllm.signals.siglip import SIGLIP, SiglipSignals
 from anchorprune_vllm.signals.text_pair import TextPair
-
-
-def _received_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
-    batch, tokens, _ = key.shape
-    by_head = (batch * tokens, attention.num_heads, -1)  # heads of this rank
-    return received_attention(
-        query.reshape(by_head), key.reshape(by_head), [tokens] * batch, attention.scale
-    ).view(batch, tokens)
 
 
 class SiglipPruningProcessor(PairedPruningProcessor):
@@ -56,7 +49,8 @@ class SiglipPrunedModel(PairedPrunedModel):
 
         lay_out: patches [B, P, C] to the tokens [N, C] of each item.
         """
-        hidden, importance = encode_tiles(self, pixel_values, _received_attention)
+        encoded = encode_tiles(self, pixel_values, tile_attention)
+        hidden = encoded.hidden
         # Each part is laid out before the next is made: pooled, it is smaller.
         parts = [
             lay_out(self.multi_modal_projector(hidden)),
@@ -64,10 +58,15 @@ class SiglipPrunedModel(PairedPrunedModel):
             lay_out(self._pair.embed_patches(hidden)),
         ]
         rows = [torch.cat(item, dim=-1) for item in zip(*parts, strict=True)]
-        return [
-            MediaFeatures(item_rows, item_importance[:, 0])
-            for item_rows, item_importance in zip(rows, lay_out(importance[..., None]), strict=True)
-        ]
+
+        def lay_out_part(part: Tensor) -> Sequence[Tensor]:
+            if part is hidden:
+                return rows
+            # Of a token, [C] at a time.
+            laid_out = lay_out(part.flatten(2) if part.ndim > 2 else part[..., None])
+            return [tokens.reshape(-1, *part.shape[2:]) for tokens in laid_out]
+
+        return encoded.regrouped(lay_out_part)
 
     def project(self, rows: Tensor) -> Tensor:
         """Rows [K, C] to language-model embeddings [K, H]."""
@@ -80,10 +79,13 @@ class SiglipPrunedModel(PairedPrunedModel):
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_index, self.config.video_token_index]
 
-    def _signals_of(self, pair: TextPair) -> SiglipSignals:
+    def _signals_of(self, pair: TextPair, similarity: Similarity) -> SiglipSignals:
         self._pair = pair
-        return SiglipSignals(pair, self._row_parts())
+        return SiglipSignals(pair, self._row_parts(), similarity)
 
-    def _feature_shape(self) -> tuple[int, int]:
+    def _cache_page(self) -> int:
         vision = self.config.vision_config
-        return (vision.image_size // vision.patch_size) ** 2, sum(self._row_parts())
+        return (vision.image_size // vision.patch_size) ** 2
+
+    def _hidden_size(self) -> int:
+        return sum(self._row_parts())

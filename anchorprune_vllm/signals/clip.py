@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, CLIPModel
 
+from anchorprune_vllm.config import Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
@@ -89,8 +90,9 @@ CLIP = PairFamily(
 class ClipSignals:
     """Signals of models with a CLIP tower: relevance and anchor novelty in CLIP space."""
 
-    def __init__(self, pair: TextPair) -> None:
+    def __init__(self, pair: TextPair, similarity: Similarity = "negated") -> None:
         self._pair = pair
+        self._similarity = similarity
 
     def candidates(
         self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
@@ -101,4 +103,5 @@ class ClipSignals:
         embedded = F.normalize(self._pair.embed_patches(torch.cat(hidden)).float(), dim=-1)
         patches_of = dict(zip(media, embedded.split([len(h) for h in hidden]), strict=True))
         patches = [patches_of[id(item)] for item in features]
-        return self._pair.candidates(patches, [item.hidden for item in features], features, plans)
+        context = [item.hidden for item in features]
+        return self._pair.candidates(patches, context, features, plans, self._similarity)

@@ -2,7 +2,7 @@
 """Relevance by matching visual tokens with words in the language model's own embedding space.
 
 For models whose vision tower has no text tower beside it. A visual token is as relevant as its best
-match among the tokens of the question.
+match among the tokens of the question, or, to compare, as its mean match.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anchorprune_vllm.config import Matching
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
@@ -27,8 +28,9 @@ class MatchingSignals:
     all ranks.
     """
 
-    def __init__(self, embed_words: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, embed_words: Callable[[Tensor], Tensor], matching: Matching = "max") -> None:
         self._embed_words = embed_words
+        self._match = {"max": best_match, "mean": mean_match}[matching]
 
     def candidates(
         self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
@@ -42,7 +44,7 @@ class MatchingSignals:
             words_of = dict(zip(asked, words.split([len(part) for part in ids]), strict=True))
         return [
             Candidates(
-                relevance=best_match(item.hidden, words_of[i]) if i in words_of else None,
+                relevance=self._match(item.hidden, words_of[i]) if i in words_of else None,
                 features=item.hidden,
                 importance=item.importance,
                 budget=plan.kept,
@@ -57,3 +59,8 @@ def best_match(tokens: Tensor, words: Tensor) -> Tensor:
     tokens = F.normalize(tokens.float(), dim=-1)
     best = [(tokens @ part.T).amax(1) for part in words.split(_WORDS_AT_ONCE)]
     return torch.stack(best).amax(0)
+
+
+def mean_match(tokens: Tensor, words: Tensor) -> Tensor:
+    """Mean cosine of each token [N, H] with the words [M, H], normalised: float32 [N]."""
+    return F.normalize(tokens.float(), dim=-1) @ words.mean(0)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, SiglipModel
 
+from anchorprune_vllm.config import Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
@@ -91,8 +92,11 @@ class SiglipSignals:
     hidden state.
     """
 
-    def __init__(self, pair: TextPair, part_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, pair: TextPair, part_sizes: Sequence[int], similarity: Similarity = "negated"
+    ) -> None:
         self._pair = pair
+        self._similarity = similarity
         self._part_sizes = list(part_sizes)
 
     def candidates(
@@ -101,4 +105,5 @@ class SiglipSignals:
         """One `Candidates` per item."""
         parts = [item.hidden.split(self._part_sizes, dim=1) for item in features]
         patches = [F.normalize(embedded.float(), dim=-1) for _, _, embedded in parts]
-        return self._pair.candidates(patches, [hidden for _, hidden, _ in parts], features, plans)
+        context = [hidden for _, hidden, _ in parts]
+        return self._pair.candidates(patches, context, features, plans, self._similarity)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from anchorprune_vllm.config import Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
@@ -157,10 +158,12 @@ class TextPair(ABC):
         context: Sequence[Tensor],
         features: Sequence[MediaFeatures],
         plans: Sequence[ItemPlan],
+        similarity: Similarity,
     ) -> list[Candidates]:
         """One `Candidates` per item.
 
-        Relevance is negated similarity: the raw one favours background (paper, Stage 1).
+        Relevance is negated similarity: the raw one favours background (paper, Stage 1), and is
+        there to be compared with.
 
         patches: of each item, in the shared space, float32 [N, P], normalised.
         context: of each item, the features of Stage 2 [N, D].
@@ -168,9 +171,10 @@ class TextPair(ABC):
         asked = [i for i, plan in enumerate(plans) if len(plan.query_ids)]
         words = self.embed_queries([plans[i].query_ids for i in asked])
         words_of = dict(zip(asked, words, strict=True))
+        sign = {"negated": -1.0, "raw": 1.0}[similarity]
         return [
             Candidates(
-                relevance=-(patches[i] @ words_of[i]) if i in words_of else None,
+                relevance=sign * (patches[i] @ words_of[i]) if i in words_of else None,
                 features=patches[i],
                 importance=features[i].importance,
                 budget=plan.kept,

@@ -9,11 +9,12 @@ from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 
 SIZE = 3
 TOKEN_BYTES = SIZE * 4 + 4
+LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
 
 
 def make_cache(pages: int, page_tokens: int = 4) -> FeatureCache:
     capacity = pages * page_tokens * TOKEN_BYTES + 1
-    return FeatureCache(capacity, page_tokens, SIZE, torch.float32, torch.device("cpu"))
+    return FeatureCache(capacity, page_tokens, LAYOUT, torch.device("cpu"))
 
 
 def features(value: float, tokens: int) -> MediaFeatures:

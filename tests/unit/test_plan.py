@@ -11,14 +11,14 @@ def test_fields_and_back() -> None:
     plans = [
         ItemPlan(
             16,
-            MediaTokens(144, (144,)),
-            media_key("image", MediaTokens(144, (144,)), "one"),
+            MediaTokens(144, (144,), (12,)),
+            media_key("image", MediaTokens(144, (144,), (12,)), "one"),
             torch.tensor([[1, 5, 2]]),
         ),
         ItemPlan(
             300,
-            MediaTokens(310, (144, 0, 156)),
-            media_key("image", MediaTokens(310, (144, 0, 156)), "two"),
+            MediaTokens(310, (144, 0, 156), (12, 0, 13)),
+            media_key("image", MediaTokens(310, (144, 0, 156), (12, 0, 13)), "two"),
             torch.empty(0, 0),
         ),
     ]
@@ -34,7 +34,7 @@ def test_fields_and_back() -> None:
 
 
 def test_modalities_have_fields_of_their_own() -> None:
-    plan = ItemPlan(1, MediaTokens(2, (2,)), (3, 4), torch.empty(0, 0))
+    plan = ItemPlan(1, MediaTokens(2, (2,), (1,)), (3, 4), torch.empty(0, 0))
     kwargs = {**to_fields("image", [plan]), **to_fields("video", [plan, plan])}
     assert len(pop_plans("image", kwargs) or []) == 1
     assert len(pop_plans("video", kwargs) or []) == 2
@@ -43,14 +43,14 @@ def test_modalities_have_fields_of_their_own() -> None:
 
 def test_all_are_kept_when_the_candidates_are() -> None:
     def keeps_all(kept: int) -> bool:
-        return ItemPlan(kept, MediaTokens(14, (6, 4)), (0, 0), torch.empty(0, 0)).keeps_all
+        return ItemPlan(kept, MediaTokens(14, (6, 4), (3, 2)), (0, 0), torch.empty(0, 0)).keeps_all
 
     assert [keeps_all(kept) for kept in (9, 10, 11, 14)] == [False, True, True, True]
 
 
 def test_unit_of_each_candidate() -> None:
     def units(*sizes: int) -> Tensor | None:
-        return ItemPlan(1, MediaTokens(9, sizes), (0, 0), torch.empty(0, 0)).units
+        return ItemPlan(1, MediaTokens(9, sizes, sizes), (0, 0), torch.empty(0, 0)).units
 
     assert units(4) is None
     several = units(2, 0, 3)
@@ -59,7 +59,7 @@ def test_unit_of_each_candidate() -> None:
 
 
 def test_media_keys_differ() -> None:
-    one, other = MediaTokens(144, (144,)), MediaTokens(144, (72, 72))
+    one, other = MediaTokens(144, (144,), (12,)), MediaTokens(144, (72, 72), (12, 12))
     keys = {media_key("image", one, f"picture-{i}") for i in range(1000)}
     keys |= {media_key("video", one, "picture-0"), media_key("image", other, "picture-0")}
     assert len(keys) == 1002

@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.pruner import VisualPruner
-from anchorprune_vllm.selection import AnchorParams, Candidates
+from anchorprune_vllm.selection import Candidates
 
 TOKENS, NEWLINES, SIZE = 10, 2, 4
+LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
+METHOD = method_of(PruneConfig(budget=3))
 
 
 class ToySignals:
@@ -57,15 +61,15 @@ class ToyImages:
 
 
 def plan(seed: int, kept: int = 3) -> ItemPlan:
-    return ItemPlan(kept, MediaTokens(TOKENS + NEWLINES, (TOKENS,)), (seed, 1), torch.empty(0, 0))
+    return ItemPlan(
+        kept, MediaTokens(TOKENS + NEWLINES, (TOKENS,), (5,)), (seed, 1), torch.empty(0, 0)
+    )
 
 
 @pytest.fixture
 def pruner() -> VisualPruner:
-    cache = FeatureCache(4 * TOKENS * 20, TOKENS, SIZE, torch.float32, torch.device("cpu"))
-    return VisualPruner(
-        ToySignals(), AnchorParams(), cache, max_encoder_tokens=3 * (TOKENS + NEWLINES)
-    )
+    cache = FeatureCache(4 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
+    return VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=3 * (TOKENS + NEWLINES))
 
 
 def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
@@ -94,8 +98,8 @@ def test_media_are_encoded_once(pruner: VisualPruner) -> None:
     ],
 )
 def test_no_call_exceeds_the_encoder_budget(limit: int, calls: list[list[int]]) -> None:
-    cache = FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=limit)
+    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=limit)
     seeds = list(range(8))
     images = ToyImages(seeds)
     pruner.embed(images, [plan(s) for s in seeds])
@@ -103,8 +107,8 @@ def test_no_call_exceeds_the_encoder_budget(limit: int, calls: list[list[int]]) 
 
 
 def test_an_item_larger_than_the_budget_goes_alone() -> None:
-    cache = FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu"))
-    small = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=TOKENS - 1)
+    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
+    small = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=TOKENS - 1)
     images = ToyImages([1, 2])
     small.embed(images, [plan(1), plan(2)])
     assert images.encoded == [[1], [2]]
@@ -134,12 +138,12 @@ def test_forget_media(pruner: VisualPruner) -> None:
 def test_a_full_cache_never_mixes_media_up() -> None:
     """With room for one, what was read and what is written share a page."""
     page = TOKENS * (SIZE + 1) * 4
-    cache = FeatureCache(page, TOKENS, SIZE, torch.float32, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), AnchorParams(), cache, max_encoder_tokens=99)
+    cache = FeatureCache(page, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=99)
     fresh = VisualPruner(
         ToySignals(),
-        AnchorParams(),
-        FeatureCache(0, TOKENS, SIZE, torch.float32, torch.device("cpu")),
+        METHOD,
+        FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu")),
         max_encoder_tokens=99,
     )
     for seeds in ([1], [2, 1], [1], [2], [3, 2, 1], [1, 3]):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import unit_rows
-from anchorprune_vllm.selection.expand import greedy_expansion
+from anchorprune_vllm.selection.expand import Worth, greedy_expansion
 from anchorprune_vllm.selection.kernels import cpu
 
 
@@ -24,11 +24,14 @@ def small_front():
 
 def check(features: Tensor, importance: Tensor, taken: Tensor, steps: int) -> None:
     rows, novelty = unit_rows(features), torch.full((len(features),), 2.0, dtype=torch.float64)
-    item = rows, importance.double(), novelty, taken
-    plain = greedy_expansion(*(tensor[None] for tensor in item), steps)[0]
-    before = [tensor.clone() for tensor in item]
-    assert cpu.lazy_expansion(*item, steps).tolist() == plain.tolist()
-    assert all(torch.equal(*pair) for pair in zip(item, before, strict=True))
+    given = rows, importance.double(), novelty, taken
+    before = [tensor.clone() for tensor in given]
+    for addend in (None, importance.double().flip(0)):
+        worth = Worth(given[1], addend)
+        batch = Worth(given[1][None], None if addend is None else addend[None])
+        plain = greedy_expansion(rows[None], batch, novelty[None], taken[None], steps)[0]
+        assert cpu.lazy_expansion(rows, worth, novelty, taken, steps).tolist() == plain.tolist()
+    assert all(torch.equal(*pair) for pair in zip(given, before, strict=True))
 
 
 @settings(deadline=None, max_examples=200)

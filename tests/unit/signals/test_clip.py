@@ -121,8 +121,8 @@ def test_relevance_is_negated_similarity(
     clip: CLIPModel, pair: ClipPair, tokenize: ClipQueryTokenizer
 ) -> None:
     media = [MediaFeatures(torch.randn(n, 64), torch.rand(n)) for n in (6, 9)]
-    asked = ItemPlan(3, MediaTokens(6, (6,)), (1, 1), tokenize(QUESTION))
-    silent = ItemPlan(4, MediaTokens(9, (2, 7)), (2, 2), tokenize(""))
+    asked = ItemPlan(3, MediaTokens(6, (6,), (3,)), (1, 1), tokenize(QUESTION))
+    silent = ItemPlan(4, MediaTokens(9, (2, 7), (2, 7)), (2, 2), tokenize(""))
     with torch.no_grad():
         first, second, third = ClipSignals(pair).candidates(
             [media[0], media[1], media[0]], [asked, silent, silent]

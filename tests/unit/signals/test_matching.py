@@ -34,7 +34,7 @@ def test_each_item_is_matched_with_its_own_question() -> None:
     sizes = [(6,), (2, 2), (6,)]
     queries = [torch.tensor([[3, 4, 5]]), torch.empty(0, 0, dtype=torch.long), torch.tensor([[9]])]
     plans = [
-        ItemPlan(2 + i, MediaTokens(sum(size), size), (0, i), query)
+        ItemPlan(2 + i, MediaTokens(sum(size), size, size), (0, i), query)
         for i, (size, query) in enumerate(zip(sizes, queries, strict=True))
     ]
     items = MatchingSignals(embed_words).candidates(media, plans)

@@ -92,8 +92,8 @@ def test_signals_take_the_parts_of_rows(
     projected, hidden, embedded = torch.randn(6, 8), torch.randn(6, 4), torch.randn(6, 64)
     item = MediaFeatures(torch.cat([projected, hidden, embedded], 1), torch.rand(6))
     query = "A red circle, and a blue square. " * 20
-    asked = ItemPlan(3, MediaTokens(7, (2, 4)), (1, 1), tokenize(query))
-    silent = ItemPlan(4, MediaTokens(7, (2, 4)), (1, 1), tokenize(""))
+    asked = ItemPlan(3, MediaTokens(7, (2, 4), (2, 2)), (1, 1), tokenize(query))
+    silent = ItemPlan(4, MediaTokens(7, (2, 4), (2, 2)), (1, 1), tokenize(""))
     with torch.no_grad():
         first, second = SiglipSignals(pair, [8, 4, 64]).candidates([item, item], [asked, silent])
         words = F.normalize(siglip.text_model(input_ids=tokenize(query)).pooler_output, dim=-1)
