@@ -16,6 +16,7 @@ from vllm import LLM, SamplingParams
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.reference import Reference
+from tests.support.selections import record_selections
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -129,27 +130,20 @@ def visual_tokens(llm: LLM, reference: Reference, *requests: dict[str, Any]) -> 
 
 
 def _watch(worker: Any) -> None:
-    import anchorprune_vllm.pruner as module
-
     record = worker.anchorprune_seen = Seen()
     model = worker.model_runner.model
     tower = model.vision_tower if hasattr(model, "vision_tower") else model.visual
     tower.register_forward_pre_hook(lambda module, args: record.tower_batches.append(len(args[0])))
     if model._pruner is None:
         return
-    select, embed = module.select_batch, model._pruner.embed
-
-    def select_and_record(*args: Any) -> Any:
-        kept = select(*args)
-        record.kept.extend(item.indices.tolist() for item in kept)
-        return kept
+    embed, selections = model._pruner.embed, record_selections(model._pruner)
 
     def embed_and_record(images: Any, plans: Any) -> Any:
         record.embed_calls.append(len(plans))
-        # Only here: other engines live in the same process.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "select_batch", select_and_record)
-            return embed(images, plans)
+        rows = embed(images, plans)
+        record.kept.extend(kept.indices.tolist() for _, kept in selections)
+        selections.clear()
+        return rows
 
     model._pruner.embed = embed_and_record
 

@@ -58,7 +58,7 @@ def test_fingerprint(change: dict[str, object], same: bool) -> None:
         ({}, 'settings need a budget, such as {"budget": 64}'),
         ("64", "settings must be a dictionary"),
         ({"budget": 0}, "Budget 0 is not allowed"),
-        ({"budget": 8, "method": "magic"}, "method must be one of anchorprune, got 'magic'"),
+        ({"budget": 8, "method": "magic"}, "method must be one of anchorprune, visionzip, "),
         ({"budget": 8, "query": "words"}, "query must be one of turn, last, all, none, got"),
         ({"budget": 8, "taus": 1}, "unknown setting 'taus' (did you mean 'tau'?); allowed: budget"),
         ({"budget": 8, "tau": -0.1}, "tau must be a number from 0 to 2, got -0.1"),

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from anchorprune_vllm.selection import KeptTokens
 from tests.support.dialects import in_dialect
 from tests.support.reference.selection import Tokens, select
 
@@ -50,6 +53,10 @@ class Reference(ABC):
     @abstractmethod
     def tower_size(self, media: Any) -> int:
         """Length of the vision tower's input."""
+
+    @abstractmethod
+    def method_signals(self, media: Any) -> tuple[Tensor, Tensor]:
+        """For the other methods: keys [N, heads, head size] and object attention [N]."""
 
     @abstractmethod
     def _tokens(self, media: Any) -> Tokens: ...
@@ -91,6 +98,25 @@ class Reference(ABC):
         if self.is_native if native is None else native:
             positions = self.native_positions(prompt, media, kept, n, start=start)
         return self.greedy(self.embed_prompt(prompt, rows, start=start), n, positions)
+
+    @torch.inference_mode()
+    def answer_with(self, prompt: str, media: Any, kept: KeptTokens, n: int) -> list[int]:
+        """The same of one item whose tokens may be merged."""
+        positions = None
+        if self.is_native:
+            positions = self.native_positions(prompt, [media], [kept.indices.tolist()], n)
+        rows = kept.rows_of(self.embed(media))
+        if kept.weights is not None:
+            rows = self._embed_merged(media, kept.weights.float())
+        return self.greedy(self.embed_prompt(prompt, [rows]), n, positions)
+
+    def _embed_merged(self, media: Any, weights: Tensor) -> Tensor:
+        """Sums of candidates, by weights [K, N], as the language model gets them: [K, H]."""
+        return weights @ self.embed(media)
+
+    def grids(self, media: Any) -> list[tuple[int, int]]:
+        """Rows and columns of each unit that has candidates; default: squares."""
+        return [(math.isqrt(size), math.isqrt(size)) for size in self.unit_sizes(media)]
 
     def greedy(self, embeddings: Tensor, n: int, positions: Tensor | None = None) -> list[int]:
         """Up to `n` tokens behind [1, T, H]; default positions: one after the other."""
@@ -182,6 +208,24 @@ class Reference(ABC):
 
     def _position_ids(self, positions: Tensor) -> Tensor:
         return positions
+
+
+def encoder_layers(tower: nn.Module) -> list[nn.Module]:
+    """Of a CLIP or SigLIP vision tower."""
+    (layers,) = [part for name, part in tower.named_modules() if name.endswith("encoder.layers")]
+    return list(layers)
+
+
+@contextmanager
+def keys_of(layer: Any) -> Iterator[list[Tensor]]:
+    """What a layer's attention has for keys, [tiles, tokens, heads, head size], while entered."""
+    seen: list[Tensor] = []
+    heads = layer.self_attn.num_heads
+    hook = layer.self_attn.k_proj.register_forward_hook(
+        lambda module, args, keys: seen.append(keys.unflatten(-1, (heads, -1)))
+    )
+    with hook:
+        yield seen
 
 
 def is_image(media: Any) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, CLIPModel
 
-from tests.support.reference.base import EAGER, Reference
+from tests.support.reference.base import EAGER, Reference, encoder_layers, keys_of
 from tests.support.reference.selection import Tokens, normalised
 
 
@@ -50,6 +51,15 @@ class ReferenceLlava(Reference):
             units=units,
         )
 
+    def method_signals(self, media: Image.Image) -> tuple[Tensor, Tensor]:
+        inputs = self._preprocess(media)
+        layers = encoder_layers(self.model.model.vision_tower)
+        with keys_of(layers[-2]) as seen:
+            _, out = self._tower(inputs)
+        received = out.attentions[len(layers) * 3 // 8].mean(dim=(1, 2))[:, 1:]
+        units, patches = np.array(self._candidates(inputs)).T
+        return seen[0][:, 1:][units, patches], received[units, patches]
+
     def _relevance(self, tokens: Tokens, question: str) -> np.ndarray:
         texts = self._text_embeddings(question)
         return -np.mean([tokens.features @ text for text in texts], axis=0)
@@ -59,6 +69,12 @@ class ReferenceLlava(Reference):
         hidden, _ = self._tower(inputs)
         units, patches = np.array(self._candidates(inputs)).T
         return self.model.model.multi_modal_projector(hidden[units, patches])
+
+    def _embed_merged(self, media: Image.Image, weights: Tensor) -> Tensor:
+        inputs = self._preprocess(media)
+        units, patches = np.array(self._candidates(inputs)).T
+        hidden = self._tower(inputs)[0][units, patches]
+        return self.model.model.multi_modal_projector(weights @ hidden)
 
     def _preprocess(self, image: Image.Image) -> Any:
         return self.processor.image_processor(image, return_tensors="pt")
@@ -91,6 +107,15 @@ class ReferenceLlavaNext(ReferenceLlava):
 
     def _candidates(self, inputs: Any) -> list[tuple[int, int]]:
         return [divmod(number, self._patches()) for number, _ in self._packed(inputs)]
+
+    def grids(self, media: Image.Image) -> list[tuple[int, int]]:
+        candidates = np.array(self._candidates(self._preprocess(media)))
+        side = math.isqrt(self._patches())
+        grids = []
+        for unit in np.unique(candidates[:, 0]):
+            patches = candidates[candidates[:, 0] == unit, 1]
+            grids.append((len(np.unique(patches // side)), len(np.unique(patches % side))))
+        return grids
 
     def _places_of(self, media: Image.Image) -> list[int]:
         return [place for _, place in self._packed(self._preprocess(media))]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, SiglipModel
 
-from tests.support.reference.base import EAGER, Reference, is_image
+from tests.support.reference.base import EAGER, Reference, encoder_layers, is_image, keys_of
 from tests.support.reference.selection import Tokens, normalised
 
 
@@ -46,6 +46,14 @@ class ReferenceOnevision(Reference):
         shown = len(self._pack(marks, sizes)) - self._patches()
         return [self._patches(), shown] if shown else [self._patches()]
 
+    def grids(self, media: Any) -> list[tuple[int, int]]:
+        sizes = self.unit_sizes(media)
+        if not is_image(media) or len(sizes) == 1:
+            return super().grids(media)
+        # A newline stands behind every row of the picture.
+        newlines = self.unpruned(media) - sum(sizes)
+        return [*super().grids(media)[:1], (newlines, sizes[1] // newlines)]
+
     def tower_size(self, media: Any) -> int:
         return len(self._preprocess(media)[0])
 
@@ -78,6 +86,15 @@ class ReferenceOnevision(Reference):
             context=normalised(self._lay_out(media, hidden).double().numpy()),
             units=np.repeat(np.arange(len(sizes)), sizes),
         )
+
+    def method_signals(self, media: Any) -> tuple[Tensor, Tensor]:
+        layers = encoder_layers(self.vision_tower)
+        with keys_of(layers[self.feature_layer]) as seen:
+            out = self.vision_tower(self._preprocess(media)[0], output_attentions=True)
+        deep = self.config.vision_config.num_hidden_layers * 3 // 8
+        received = out.attentions[deep].mean(dim=(1, 2))[..., None]
+        keys = self._lay_out(media, seen[0].flatten(2))
+        return keys.unflatten(1, seen[0].shape[2:]), self._lay_out(media, received)[:, 0]
 
     def _relevance(self, tokens: Tokens, question: str) -> np.ndarray:
         words = self.siglip_tokenizer(question, add_special_tokens=False).input_ids

@@ -30,20 +30,42 @@ class ReferenceQwen(Reference):
         frames, rows, columns = self._preprocess(media)[1].tolist()
         return [rows * columns // 4] * frames
 
+    def grids(self, media: Any) -> list[tuple[int, int]]:
+        frames, rows, columns = self._preprocess(media)[1].tolist()
+        return [(rows // 2, columns // 2)] * frames
+
     def tower_size(self, media: Any) -> int:
         return len(self._preprocess(media)[0])
 
     def received_attention(self, media: Any) -> np.ndarray:
         """Mean attention that each visual token gets in the last block with full attention: [N]."""
+        _, weights = self._look_into(media, max(self.model.model.visual.fullatt_block_indexes))
+        return weights.numpy()
+
+    def method_signals(self, media: Any) -> tuple[Tensor, Tensor]:
+        visual = self.model.model.visual
+        keys, _ = self._look_into(media, max(visual.fullatt_block_indexes))
+        middle = len(visual.blocks) // 2
+        nearest = sorted(
+            visual.fullatt_block_indexes, key=lambda block: (abs(block - middle), block)
+        )
+        return keys, self._look_into(media, nearest[0])[1]
+
+    def _look_into(self, media: Any, block: int) -> tuple[Tensor, Tensor]:
+        """Of a block's attention, keys [N, heads, head size] and what tokens receive [N].
+
+        Both are means over the patches of a visual token.
+        """
         visual = self.model.model.visual
         pixels, grid = self._preprocess(media)
-        seen: list[Tensor] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         eager = modeling_qwen2_5_vl.eager_attention_forward
 
-        def record(module: Any, *args: Any, **kwargs: Any) -> Any:
-            output, weights = eager(module, *args, **kwargs)
-            if module is visual.blocks[max(visual.fullatt_block_indexes)].attn:
-                seen.append(weights[0].double().mean(dim=(0, 1)))  # [heads, rows, columns]
+        def record(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+            output, weights = eager(module, query, key, *args, **kwargs)
+            if module is visual.blocks[block].attn:
+                # Of [1, heads, rows, columns] and [1, heads, columns, head size].
+                seen.append((key[0].transpose(0, 1), weights[0].double().mean(dim=(0, 1))))
             return output, weights
 
         with patch.object(modeling_qwen2_5_vl, "eager_attention_forward", record):
@@ -51,10 +73,15 @@ class ReferenceQwen(Reference):
         order, _ = get_vision_window_index(
             grid[None], visual.spatial_merge_size, visual.window_size, visual.patch_size
         )
-        in_windows = torch.cat(seen).view(-1, 4).mean(1).numpy()
-        importance = np.empty_like(in_windows)
-        importance[np.asarray(order)] = in_windows
-        return importance
+
+        def of_tokens(patches: Tensor) -> Tensor:
+            in_windows = patches.unflatten(0, (-1, 4)).mean(1)
+            tokens = torch.empty_like(in_windows)
+            tokens[torch.as_tensor(order)] = in_windows
+            return tokens
+
+        keys, received = zip(*seen, strict=True)
+        return of_tokens(torch.cat(keys)), of_tokens(torch.cat(received))
 
     def _tokens(self, media: Any) -> Tokens:
         features = normalised(self.embed(media).double().numpy())
@@ -67,9 +94,13 @@ class ReferenceQwen(Reference):
         )
 
     def _relevance(self, tokens: Tokens, question: str) -> np.ndarray:
+        return self._matches(tokens, question).max(axis=1)
+
+    def _matches(self, tokens: Tokens, question: str) -> np.ndarray:
+        """Cosines [N, words]."""
         ids = self.tokenizer(question, add_special_tokens=False).input_ids
         words = self.model.get_input_embeddings()(torch.tensor(ids)).double().numpy()
-        return (tokens.features @ normalised(words).T).max(axis=1)
+        return tokens.features @ normalised(words).T
 
     def embed(self, media: Any) -> Tensor:
         pixels, grid = self._preprocess(media)

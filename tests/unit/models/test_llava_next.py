@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from anchorprune_vllm import pruner
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference, reference_of
+from tests.support.selections import recorded_selections
 
 PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
 
@@ -151,25 +151,15 @@ def test_grids_by_config(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision(
-    model: LocalModel, demo_models: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_half_precision(model: LocalModel, demo_models: Any, dtype: str) -> None:
     """Near-ties may fall otherwise than in float32; most choices may not."""
     images = [picture(60 + i, (336, 150 + 60 * i)) for i in range(4)]
-    select = pruner.select_batch
 
     def kept_by(loaded: LocalModel) -> list[set[int]]:
-        kept: list[set[int]] = []
-
-        def select_and_record(*args: Any) -> Any:
-            found = select(*args)
-            kept.extend(set(item.indices.tolist()) for item in found)
-            return found
-
-        monkeypatch.setattr(pruner, "select_batch", select_and_record)
         processed = [loaded.process(PROMPT, image, budget=64) for image in images]
-        assert [tuple(rows.shape) for rows in loaded.embed(*processed)] == [(64, 128)] * 4
-        return kept
+        with recorded_selections(loaded.model._pruner) as selections:
+            assert [tuple(rows.shape) for rows in loaded.embed(*processed)] == [(64, 128)] * 4
+        return [set(kept.indices.tolist()) for _, kept in selections]
 
     half = LocalModel(demo_models("llava-next"), dtype=dtype)
     pairs = zip(kept_by(model), kept_by(half), strict=True)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that only some methods need: as in transformers, for every model, image and video."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anchorprune_vllm import methods
+from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.selection.baselines.controls import uniform_grid
+from anchorprune_vllm.tools.local_model import LocalModel
+from tests.support.dialects import in_dialect, prompt_of
+from tests.support.models import with_videos
+from tests.support.pictures import clip, picture
+from tests.support.reference import Reference
+from tests.support.selections import recorded_selections
+
+
+@methods.method("projected", "keys", "object_attention")
+def everything(item: Candidates) -> KeptTokens:
+    return uniform_grid(item)
+
+
+@pytest.fixture(scope="module")
+def model(any_model: Path, rank: None) -> Iterator[LocalModel]:
+    """Pruned by a method that needs all there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(methods._PUBLISHED, "everything", f"{__name__}:everything")
+        yield LocalModel(
+            any_model, settings={"method": "everything"}, limit_mm_per_prompt={"image": 3}
+        )
+
+
+def candidates_of(model: LocalModel, *media: Any) -> list[Candidates]:
+    """What the method is given of each item."""
+    images = sum(not isinstance(item, tuple) for item in media)
+    prompt = in_dialect(
+        prompt_of("What?", images, len(media) - images), model.processor.info.get_tokenizer()
+    )
+    with recorded_selections(model.model._pruner) as selections:
+        model.embed(model.process(prompt, *media, budget=9))
+    return [given for given, _ in selections]
+
+
+def check(given: Candidates, reference: Reference, media: Any) -> None:
+    with torch.inference_mode():
+        keys, received = reference.method_signals(media)
+        projected = reference.embed(media)
+    torch.testing.assert_close(given.keys, keys, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(
+        given.object_attention.double(), received.double(), atol=1e-6, rtol=1e-4
+    )
+    torch.testing.assert_close(given.projected, projected, atol=2e-5, rtol=2e-5)
+    assert [rows * columns for rows, columns in given.grids if rows] == reference.unit_sizes(media)
+
+
+@pytest.mark.parametrize("size", [(168, 168), (333, 157), (60, 900)])
+def test_image(model: LocalModel, reference: Reference, size: tuple[int, int]) -> None:
+    image = picture(1, size)
+    (given,) = candidates_of(model, image)
+    check(given, reference, image)
+
+
+def test_images_together_and_from_the_cache(model: LocalModel, reference: Reference) -> None:
+    images = [picture(seed, (168 + 40 * seed, 168)) for seed in (2, 3)]
+    first = candidates_of(model, *images)
+    with pytest.MonkeyPatch.context() as patch:  # the tower does not run again
+        tower = getattr(model.model, "vision_tower", None) or model.model.visual
+        patch.setattr(type(tower), "forward", None)
+        again = candidates_of(model, images[1])
+    for given, image in zip([*first, *again], [*images, images[1]], strict=True):
+        check(given, reference, image)
+
+
+def test_grids_turn_with_the_picture(model: LocalModel) -> None:
+    wide, high = (candidates_of(model, picture(5, size))[0] for size in ((400, 150), (150, 400)))
+    assert sorted((columns, rows) for rows, columns in high.grids) == sorted(wide.grids)
+    is_square = model.config.model_config.architecture == "LlavaForConditionalGeneration"
+    assert any(columns > rows for rows, columns in wide.grids) != is_square
+
+
+@with_videos
+def test_video(model: LocalModel, reference: Reference) -> None:
+    video = clip(4, frames=5)
+    (given,) = candidates_of(model, video)
+    check(given, reference, video)
+    assert len(given.grids) == len(reference.unit_sizes(video)) > 1
