@@ -38,14 +38,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     arch: dict[str, Any] = {
-        "choices": ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-onevision", "llava-video"),
-        "default": "llava-1.5",
-        "help": "architecture of the tiny model (default: llava-1.5)",
+        "choices": (
+            "trained",
+            "llava-1.5",
+            "llava-next",
+            "qwen2.5-vl",
+            "llava-onevision",
+            "llava-video",
+        ),
+        "default": "trained",
+        "help": "architecture of the tiny model; trained (default): a LLaVA-1.5 that has learned to "
+        "answer questions about coloured shapes, the others have random weights",
     }
     model = commands.add_parser(
         "demo-model",
         help="make a tiny model, with the text encoder it needs",
-        description="Make a tiny checkpoint with random weights in DIR, in the hub's file format, "
+        description="Make a tiny checkpoint in DIR, trained or with random weights, in the hub's "
+        "file format, "
         "and what --anchorprune-text-encoder needs for it: a CLIP in DIR/clip, or a SigLIP in "
         "DIR/siglip (OneVision, Video). Takes seconds.",
     )
@@ -67,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--budgets",
         type=_budgets,
-        default=_budgets("100%,64,32,16,8"),
+        default=_budgets("100%,64,32,16,8,4,2"),
         metavar="K,K,...",
-        help="budgets to ask at: whole numbers or shares (default: 100%%,64,32,16,8)",
+        help="budgets to ask at: whole numbers or shares (default: 100%%,64,32,16,8,4,2)",
     )
     demo.add_argument(
         "--images",
@@ -121,7 +130,7 @@ def _demo(args: argparse.Namespace) -> None:
         args.directory,
         args.arch,
         args.budgets,
-        server_budget=args.budgets[-2:][0],
+        server_budget=args.budgets[len(args.budgets) // 2],
         images=args.images,
     )
 

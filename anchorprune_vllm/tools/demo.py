@@ -16,11 +16,16 @@ from openai import DefaultHttpxClient, OpenAI
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.demo_media import Media, draw_clip, draw_picture
-from anchorprune_vllm.tools.demo_model import describe, find_text_encoder, make_demo_model
+from anchorprune_vllm.tools.demo_model import (
+    TRAINED,
+    describe,
+    find_text_encoder,
+    make_demo_model,
+)
+from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer
 
-QUESTION = "What is to be seen?"
+_SAME_FOR_ALL = 40  # questions that every budget answers
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ def run_demo(
     console = Console()
     model = directory / arch
     make_demo_model(model, arch=arch)
-    console.print(f"[bold]Model[/bold]   {describe(model)} (random weights: answers mean nothing)")
+    weights = "trained" if arch == TRAINED else "random weights: answers mean nothing"
+    console.print(f"[bold]Model[/bold]   {describe(model)} ({weights})")
     text_encoder = find_text_encoder(model)
     flags = [
         *("--anchorprune-budget", server_budget),
@@ -56,8 +62,8 @@ def run_demo(
     with ExitStack() as running:
         with console.status(f"starting vLLM (about half a minute; log: {log})"):
             server = running.enter_context(VllmServer(model, flags, log))
-        draw = draw_clip if arch == "llava-video" else draw_picture
-        console.print(_ask_at_budgets(server, draw, budgets, server_budget, images, console))
+        question = questions_for(arch)
+        console.print(_ask_at_budgets(server, question, budgets, server_budget, images, console))
     console.print(
         "Server stopped. (So small a model is as fast unpruned: look at the prompt tokens.)"
     )
@@ -65,49 +71,56 @@ def run_demo(
 
 def _ask_at_budgets(
     server: VllmServer,
-    draw: Callable[[int], Media],
+    question: Callable[[int], DemoQuestion],
     budgets: Sequence[str],
     server_budget: str,
     images: int,
     console: Console,
 ) -> Table:
-    kind = draw(0).kind
     client = OpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,
         http_client=DefaultHttpxClient(trust_env=False),  # no proxy between us and this machine
     )
-    table = Table(title=f"{QUESTION!r}, time over {images} new {kind}s per budget")
+    example = question(0)
+    kind, is_exam = example.media.kind, bool(example.answers)
+    same = [question(-1 - number) for number in range(_SAME_FOR_ALL if is_exam else 0)]
+    table = Table(title=f"Time over {images} new {kind}s per budget")
     table.add_column("budget")
     table.add_column("prompt tokens", justify="right")
     table.add_column("time to first token (median)", justify="right")
-    table.add_column(f"answer about one and the same {kind}")
+    if is_exam:
+        table.add_column(f"right answers of {len(same)}", justify="right")
+    rightly = f" (rightly: {example.answers[0]})" if is_exam else ""
+    table.add_column(example.text + rightly)
     notes = {server_budget: " (server)", "100%": " (unpruned)"}
     with console.status("asking") as status:
         # The first requests of all pay for lazy initialisation.
         for budget in (None, "100%"):
-            ask(client, draw(-1), budget)
+            ask(client, question(10**6), budget)
         for number, budget in enumerate(budgets):
             status.update(f"asking at budget {budget}")
             override = None if budget == server_budget else budget
             # Timed on pictures that no other budget has seen: each pays for its vision tower.
-            first_seed = 1 + number * images
+            first = 1 + number * images
             seconds = [
-                ask(client, draw(seed), override).seconds_to_first_token
-                for seed in range(first_seed, first_seed + images)
+                ask(client, question(new), override).seconds_to_first_token
+                for new in range(first, first + images)
             ]
-            answer = ask(client, draw(0), override)
+            answer = ask(client, example, override)
+            right = sum(asked.is_right(ask(client, asked, override).text) for asked in same)
             table.add_row(
                 budget + notes.get(budget, ""),
                 str(answer.prompt_tokens),
                 f"{1000 * statistics.median(seconds):.0f} ms",
+                *([str(right)] if is_exam else []),
                 answer.text.strip(),
             )
     return table
 
 
-def ask(client: OpenAI, media: Media, budget: str | None) -> Answer:
+def ask(client: OpenAI, asked: DemoQuestion, budget: str | None) -> Answer:
     """One streamed question; `budget` overrides the server's."""
     override: dict[str, Any] = {} if budget is None else {"anchorprune": {"budget": budget}}
     start = time.perf_counter()
@@ -117,8 +130,8 @@ def ask(client: OpenAI, media: Media, budget: str | None) -> Answer:
             {
                 "role": "user",
                 "content": [
-                    media.as_message_part(),
-                    {"type": "text", "text": QUESTION},
+                    asked.media.as_message_part(),
+                    {"type": "text", "text": asked.text},
                 ],
             }
         ],

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models that can be pruned, made in a second, without a GPU or a network.
 
-vLLM and transformers load them like the real ones. The weights are random.
+vLLM and transformers load them like the real ones. One of them is trained, and comes with this
+package; the weights of the others are random.
 """
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -26,6 +28,11 @@ ARCHITECTURES = {
     "llava-onevision": write_onevision,
     "llava-video": write_llava_video,
 }
+"""With random weights."""
+
+TRAINED = "trained"
+"""A LLaVA-1.5 that answers questions about coloured shapes (examples/train_demo_model.py)."""
+_TRAINED_FILES = Path(__file__).parent / "trained_model"
 
 
 def make_demo_model(
@@ -33,13 +40,20 @@ def make_demo_model(
 ) -> None:
     """Write a model to `directory`, its text encoder under it, unless they are there.
 
+    `arch` is one of `ARCHITECTURES`, or `TRAINED`, which has one seed and one image size.
+
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
     visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
     Answers are words and end only at `max_tokens`. The model appears under its name when it is
     complete, not before. Raises ValueError rather than overwrite anything.
     """
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"arch is {arch!r}: give one of {', '.join(ARCHITECTURES)}")
+    writers = {**ARCHITECTURES, TRAINED: _copy_trained}
+    if arch not in writers:
+        raise ValueError(f"arch is {arch!r}: give one of {', '.join(writers)}")
+    if arch == TRAINED and (seed, image_size) != (0, 168):
+        raise ValueError(
+            f"seed is {seed} and image_size {image_size}: the trained model has seed 0 and size 168"
+        )
     if image_size < PATCH or image_size % PATCH:
         raise ValueError(f"image_size is {image_size}: give a positive multiple of {PATCH}")
     directory = Path(directory).resolve()
@@ -49,7 +63,7 @@ def make_demo_model(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as scratch:
         model = Path(scratch) / "model"
-        ARCHITECTURES[arch](model, seed, image_size)
+        writers[arch](model, seed, image_size)
         record = json.dumps(wanted | {"files": _file_sizes(model)}, indent=2)
         (model / _RECORD).write_text(record + "\n", encoding="utf-8")
         try:
@@ -57,6 +71,10 @@ def make_demo_model(
         except OSError:  # another process may have been faster: its model is as good as ours
             if not _is_complete(directory, wanted):
                 raise
+
+
+def _copy_trained(directory: Path, seed: int, image_size: int) -> None:
+    shutil.copytree(_TRAINED_FILES, directory)
 
 
 def find_text_encoder(model: Path) -> Path | None:
