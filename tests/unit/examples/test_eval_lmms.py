@@ -19,9 +19,11 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
-from examples.lmms_table import PAPER, SCORES
+from tests.support.examples import EXAMPLES, load_example
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "eval_lmms.sh"
+lmms_table = load_example("lmms_table.py")
+SCORES = lmms_table.SCORES
+SCRIPT = EXAMPLES / "eval_lmms.sh"
 MODELS = {
     "llava-1.5": "llava-hf/llava-1.5-7b-hf",
     "llava-next": "llava-hf/llava-v1.6-vicuna-7b-hf",
@@ -88,7 +90,7 @@ def test_errors(args: list[str], variables: dict[str, str], words: str) -> None:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_budgets_and_tasks_are_the_papers(family: str) -> None:
-    paper = json.loads(PAPER.read_text(encoding="utf-8"))["models"][family]
+    paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
     commands = dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
     serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
     assert {command[2] for command in serves} == {MODELS[family]}

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from examples import lmms_table
-from examples.lmms_table import PAPER, SCORES, make_table, read_paper, read_runs
+from tests.support.examples import load_example
 
-MODELS = json.loads(PAPER.read_text(encoding="utf-8"))["models"]
+lmms_table = load_example("lmms_table.py")
+SCORES, make_table = lmms_table.SCORES, lmms_table.make_table
+read_paper, read_runs = lmms_table.read_paper, lmms_table.read_runs
+MODELS = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"]
 
 
 def write(
