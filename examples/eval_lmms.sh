@@ -239,9 +239,9 @@ table=("$PYTHON" "$here/lmms_table.py" "$OUT" ${family:+--paper "$family"})
 if $dry_run; then
     show "${table[@]}"
 else
-    "${table[@]}" | tee "$OUT/table.md"
+    "${table[@]}" | tee "$OUT/table.md" || failed+=("$OUT/table.md")
 fi
 if [ ${#failed[@]} -gt 0 ]; then
-    echo "eval_lmms.sh: failed: ${failed[*]}; the same command tries them again" >&2
+    echo "eval_lmms.sh: failed: ${failed[*]}; the same command tries again" >&2
     exit 1
 fi

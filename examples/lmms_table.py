@@ -139,10 +139,12 @@ def make_table(runs: Mapping[str, Run], paper: Mapping[str, Any] | None) -> str:
     """Markdown: the runs, each with the paper's row below it, and what the columns are."""
     full = runs.get(FULL, Run()).columns()
     found = {column for run in runs.values() for column in (full or run.columns())}
+    if not found:
+        raise ValueError("none of the tasks has a column")
+    if paper and not found.intersection(paper["columns"]):
+        paper = None  # other tasks than the paper's: a table of their own
     known = paper["columns"] if paper else list(dict.fromkeys(s.column for s in SCORES.values()))
     columns = [column for column in known if column in found]
-    if not columns:
-        raise ValueError(f"no column of the paper is there, only {', '.join(sorted(found))}")
     full = {column: full[column] for column in columns if column in full}
     paper_full = dict(zip(paper["columns"], paper["full"], strict=True)) if paper else {}
     paper_full = {column: paper_full[column] for column in columns if paper}
@@ -180,6 +182,8 @@ def _notes(
     asked = {task: number for run in runs.values() for task, number in run.questions.items()}
     for task, (number, of) in asked.items():
         score = SCORES[task]
+        if score.column not in columns:
+            continue
         part = f"{number:,}" if number == of else f"the first {number:,} of {of:,}"
         scale = f" x {score.scale:g}" if score.scale != 1 else ""
         metric = score.metric.removesuffix(",none")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,13 @@ def _ours(paper, budget):
     return paper["budgets"][budget]["anchorprune"]
 
 
+def test_other_tasks_than_the_papers_are_shown_alone(tmp_path: Path) -> None:
+    write(tmp_path, "full", "easy_vqa", 0.5)
+    table = make_table(read_runs(tmp_path), read_paper("llava-1.5"))
+    assert rows(table)[2:] == [["all", "unpruned", "50.0", "100.0", "30.0"]]
+    assert "Paper:" not in table
+
+
 def test_a_limit_is_said(tmp_path: Path) -> None:
     write(tmp_path, "full", "gqa", 0.5, asked=50, of=12578)
     assert "the first 50 of 12,578 questions" in make_table(read_runs(tmp_path), None)
@@ -142,8 +150,15 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         return line
 
     assert "has no results of lmms-eval" in error()
+    (tmp_path / "full" / "other").mkdir(parents=True)
+    other = {"results": {"other": {}}}
+    (tmp_path / "full" / "other" / "1_results.json").write_text(json.dumps(other))
+    assert run_main(tmp_path).stderr.splitlines() == [
+        f"{tmp_path}/full/other/1_results.json: no column for other, left out",
+        "lmms_table.py: none of the tasks has a column",
+    ]
+    shutil.rmtree(tmp_path / "full")
     write(tmp_path, "full", "easy_vqa", 0.5)
-    assert "no column of the paper is there, only easy-vqa" in error("--paper", "llava-1.5")
     write(tmp_path, "a-64", "easy_vqa", 0.5, asked=8)
     assert "easy_vqa: 9 questions in full, 8 in a-64: remove one" in error()
     write(tmp_path, "a-64", "easy_vqa", 0.5)
