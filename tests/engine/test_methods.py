@@ -13,7 +13,7 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.methods import ANCHORPRUNE, method_of, names
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from tests.support.dialects import prompt_of
-from tests.support.engine import answer, make_engine, media_of, request, seen, watch
+from tests.support.engine import answer, make_engine, request, seen, watch
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
@@ -21,14 +21,13 @@ from tests.support.reference import Reference
 SEEDLESS = [name for name in names() if name not in (ANCHORPRUNE, "random")]
 
 
+@torch.inference_mode()
 def kept_by(
     reference: Reference, media: Any, question: str, budget: int, settings: dict[str, Any]
 ) -> KeptTokens:
     """What a method keeps of a media as transformers sees it."""
-    with torch.inference_mode():
-        tokens = reference._tokens(media)
-        keys, received = reference.method_signals(media)
-        projected = reference.embed(media)
+    tokens = reference._tokens(media)
+    keys, received = reference.method_signals(media)
     method = method_of(PruneConfig(budget=budget, **settings))
     relevance = torch.from_numpy(reference._relevance(tokens, question))
     item = Candidates(
@@ -38,7 +37,7 @@ def kept_by(
         budget=budget,
         context_features=torch.from_numpy(tokens.context),
         units=torch.from_numpy(tokens.units),
-        projected=projected,
+        projected=reference.embed(media),
         keys=keys,
         object_attention=received,
         grids=reference.grids(media),
@@ -56,7 +55,8 @@ def check(model: Path, reference: Reference, settings: dict[str, Any], *prompts:
             kept = kept_by(reference, media, question, budget, settings)
             assert indices == kept.indices.tolist()
             prompt = prompt_of(question, *((0, 1) if isinstance(media, tuple) else (1,)))
-            assert given == reference.answer_with(prompt, media_of(asked)[0], kept, 12)
+            native = reference.is_native or settings.get("positions") == "native"
+            assert given == reference.answer_with(prompt, media, kept, 12, native=native)
 
 
 PICTURES = [

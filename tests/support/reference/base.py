@@ -100,10 +100,12 @@ class Reference(ABC):
         return self.greedy(self.embed_prompt(prompt, rows, start=start), n, positions)
 
     @torch.inference_mode()
-    def answer_with(self, prompt: str, media: Any, kept: KeptTokens, n: int) -> list[int]:
+    def answer_with(
+        self, prompt: str, media: Any, kept: KeptTokens, n: int, *, native: bool
+    ) -> list[int]:
         """The same of one item whose tokens may be merged."""
         positions = None
-        if self.is_native:
+        if native:
             positions = self.native_positions(prompt, [media], [kept.indices.tolist()], n)
         rows = kept.rows_of(self.embed(media))
         if kept.weights is not None:
