@@ -47,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
             "llava-video",
         ),
         "default": "trained",
-        "help": "architecture of the tiny model; trained (default): a LLaVA-1.5 that has learned to "
-        "answer questions about coloured shapes, the others have random weights",
+        "help": "architecture of the tiny model; trained (default): a LLaVA-1.5 that answers "
+        "questions about coloured shapes, the others have random weights",
     }
     model = commands.add_parser(
         "demo-model",

@@ -18,7 +18,7 @@ from anchorprune_vllm.tools.demo_weights import Config, Weights
 PATCH = 14
 
 # Images first, then the text, whatever their order in the message: so does the hub's template.
-_CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['role'] != 'system' -%}{{ message['role'].upper() + ': ' }}{%- endif -%}
 {%- for part in message['content'] if part['type'] == 'image' -%}{{ '<image>\\n' }}{%- endfor -%}
@@ -138,7 +138,11 @@ def write_clip_files(directory: Path, config: Config, clip: Weights, tokenizer: 
 
 
 def write_llava_files(
-    directory: Path, config: Config, llava: Weights, tokenizer: Tokenizer
+    directory: Path,
+    config: Config,
+    llava: Weights,
+    tokenizer: Tokenizer,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> None:
     """A LLaVA-1.5 or LLaVA-NeXT, as on the hub."""
     processor, image_processor = "LlavaProcessor", _image_processor_config(config)
@@ -159,6 +163,6 @@ def write_llava_files(
             "processor_config.json": _LLAVA_PROCESSOR_CONFIG | {"processor_class": processor},
             "tokenizer_config.json": _LLAVA_TOKENIZER_CONFIG | {"processor_class": processor},
             "tokenizer.json": tokenizer.to_str(pretty=True),
-            "chat_template.jinja": _CHAT_TEMPLATE,
+            "chat_template.jinja": chat_template,
         },
     )

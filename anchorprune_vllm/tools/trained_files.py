@@ -76,7 +76,9 @@ def write_trained(out: Path, model: Any, scores: dict[str, Any]) -> None:
     }
     dtype = {"dtype": "bfloat16"}
     demo_llava.write_clip_files(out / "clip", clip_config() | dtype, clip, clip_tokenizer())
-    demo_llava.write_llava_files(out, llava_config() | dtype, llava, tokenizer())
+    # As in training, a prompt begins with <s>, which servers leave to the template.
+    template = "{{- bos_token -}}\n" + demo_llava.CHAT_TEMPLATE
+    demo_llava.write_llava_files(out, llava_config() | dtype, llava, tokenizer(), template)
     (out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
 
 
