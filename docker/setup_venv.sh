@@ -123,11 +123,11 @@ if [ $device = cpu ]; then
     rm -rf "$VENV/cpu-bridge" && cp -R docker/cpu-bridge "$VENV/cpu-bridge"
     pip_install_or_fail -c "$constraints" "$VENV/cpu-bridge"
 
-    step "anchorprune-vllm from this folder, and the tools for its tests (40 MB)"
-    pip_install_or_fail -c "$constraints" --editable ".[dev]"
+    step "anchorprune-vllm from this folder, and the tools for its tests (60 MB)"
+    pip_install_or_fail -c "$constraints" --editable ".[dev,eval]"
 else
     step "vLLM 0.32 for CUDA, anchorprune-vllm from this folder, test tools (several GB)"
-    pip_install_or_fail --editable ".[dev]"
+    pip_install_or_fail --editable ".[dev,eval]"
 fi
 
 printf '%s\n' "$identity" "$contents" "$device" >"$stamp"

@@ -31,7 +31,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM
 
-from anchorprune_vllm.tools.scenes import scene
+from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, TEST_SCENES, scene
 from anchorprune_vllm.tools.trained_files import (
     IMAGE_SIZE,
     clip_config,
@@ -49,7 +49,6 @@ PASSES = 12
 CAPTIONS_ALONE = 0.2  # share of the training
 SCENES_PER_PASS = 4096
 VALIDATION = 200  # pictures of easy-vqa's training split, and as many scenes
-_FIRST_TEST_SCENE = 10_000_000  # seeds: no scene is both trained on and tested
 
 
 class Model(nn.Module):
@@ -336,7 +335,7 @@ def train(out: Path, passes: int, seed: int) -> None:
     easy = easy_vqa("train")
     held_out = {
         "easy-vqa": easy[:VALIDATION],
-        "scenes": [scene(_FIRST_TEST_SCENE - 1 - number) for number in range(VALIDATION)],
+        "scenes": [scene(FIRST_TEST_SCENE - 1 - number) for number in range(VALIDATION)],
     }
     easy = easy[VALIDATION:]
     training = Training(out, seed)
@@ -373,7 +372,7 @@ def test(out: Path) -> dict[str, Any]:
         "easy-vqa": (easy_vqa("train"), easy_vqa("test")),
         "scenes": (
             [scene(number) for number in range(4000)],
-            [scene(_FIRST_TEST_SCENE + number) for number in range(1000)],
+            [scene(FIRST_TEST_SCENE + number) for number in range(TEST_SCENES)],
         ),
     }
     scores: dict[str, Any] = {}

@@ -23,8 +23,11 @@ _RGB = {
     "brown": (130, 80, 35),
 }
 
-
 LETTERS = ("A", "B", "C", "E", "H", "T")
+
+FIRST_TEST_SCENE = 10_000_000
+"""Seeds from here on are for tests: no scene is both trained on and tested."""
+TEST_SCENES = 1000
 
 
 def scene(seed: int) -> Picture:

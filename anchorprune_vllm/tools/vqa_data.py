@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -44,7 +45,9 @@ def easy_vqa(split: str) -> list[Picture]:
     try:
         package = import_module("easy_vqa")
     except ImportError as error:
-        raise RuntimeError("easy-vqa is not installed; run: pip install easy-vqa") from error
+        raise RuntimeError(
+            "easy-vqa is not installed; run: pip install 'anchorprune-vllm[eval]'"
+        ) from error
     texts, answers, numbers = getattr(package, f"get_{split}_questions")()
     paths = getattr(package, f"get_{split}_image_paths")()
     asked: dict[int, list[Question]] = defaultdict(list)
@@ -63,20 +66,23 @@ def jsonl(path: Path) -> list[Picture]:
     follow each other.
     """
     asked: dict[Path, list[Question]] = defaultdict(list)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        # Not splitlines(): it also splits at characters that JSON allows inside a string.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            answers = tuple(str(answer) for answer in row["answers"])
-            image = path.parent / row["image"]
-            question = Question(row["question"], answers, row.get("kind", "all"))
+            name, question = _parse(json.loads(line))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {number}: {error!r}; a line must be a JSON object with image, "
                 "question and answers (a list)"
             ) from error
-        if not answers:
+        image = path.parent / name
+        if not question.answers:
             raise ValueError(f"{path}, line {number}: answers is empty; give at least one")
         if not image.is_file():
             raise ValueError(f"{path}, line {number}: there is no picture {image}")
@@ -122,6 +128,20 @@ def _caption(questions: Sequence[Question]) -> str | None:
     return f"a {known['colour']} {known['shape']}"
 
 
+def _parse(row: Any) -> tuple[str, Question]:
+    """The picture's name and the question of one line of a file."""
+    name, text, answers, kind = row["image"], row["question"], row["answers"], row.get("kind")
+    if not isinstance(answers, list):  # of a string, each letter would be an answer
+        raise TypeError(f"answers is {answers!r:.80}")
+    for value in (name, text, kind or ""):
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r:.80} is not a text")
+    return name, Question(text, tuple(map(str, answers)), kind or "all")
+
+
 def _read(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise ValueError(f"cannot read the picture {path}: {error}") from error

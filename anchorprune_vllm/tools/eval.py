@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune eval`: a VQA set through the real engine, at several budgets and with methods."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from anchorprune_vllm.tools import eval_report
+from anchorprune_vllm.tools.demo_model import find_text_encoder
+from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
+from anchorprune_vllm.tools.eval_plan import (
+    BLIND,
+    Configuration,
+    EngineRuns,
+    engine_runs,
+    parse_methods,
+)
+from anchorprune_vllm.tools.eval_results import Results, Run
+
+_PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the command line asks for."""
+
+    model: str
+    out: Path
+    data: Sequence[str] = ("easy-vqa",)
+    methods: Sequence[str] = ("anchorprune",)
+    budgets: Sequence[str] = ("5.6%", "11.1%", "22.2%")
+    scopes: Sequence[str] = ("turn",)
+    positions: Sequence[str | None] = (None,)
+    """None: the model's own."""
+    limit: int | None = 2000
+    """Questions of each data set; None: all."""
+    text_encoder: str | None = None
+    max_tokens: int = 16
+    prompt: str = "{question}"
+    add_special_tokens: bool = False
+    """Whether the tokenizer's own are put before the chat, such as `<s>`; a server does not."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `vllm.LLM`."""
+    command: str = ""
+
+
+def run_eval(wanted: Evaluation) -> Results:
+    """Run what is not there yet, write the results, print them."""
+    console = Console()
+    # Whatever can be wrong is found before the first engine starts.
+    eval_report.check_plot()
+    methods = parse_methods(wanted.methods)
+    if "{question}" not in wanted.prompt:
+        raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
+    files = _check_model(wanted.model)
+    data = load_data(wanted.data, wanted.limit)
+    text_encoder = wanted.text_encoder
+    if text_encoder is None and (beside := find_text_encoder(Path(wanted.model))):
+        text_encoder = str(beside)
+
+    from anchorprune_vllm.tools.eval_engine import device_name
+
+    settings = {
+        "model": str(Path(wanted.model).resolve()) if files else wanted.model,
+        "model_files": files,
+        "data": [part.name for part in data],
+        "questions": {part.name: part.fingerprint() for part in data},
+        "limit": wanted.limit,
+        "max_tokens": wanted.max_tokens,
+        "prompt": wanted.prompt,
+        "add_special_tokens": wanted.add_special_tokens,
+        "text_encoder": text_encoder,
+        "engine_args": wanted.engine_args,
+        "versions": {name: version(name) for name in _PACKAGES},
+        "device": device_name(),
+    }
+    results = Results(wanted.out, settings, data)
+    if wanted.command not in results.commands:
+        results.commands.append(wanted.command)
+    results.add(*_blind_runs(results))
+    plan = engine_runs(
+        methods,
+        list(dict.fromkeys(wanted.budgets)),
+        list(dict.fromkeys(wanted.scopes)),
+        list(dict.fromkeys(wanted.positions)),
+        text_encoder,
+    )
+    _run_all(wanted, list(plan), results, console)
+
+    (wanted.out / "table.md").write_text(eval_report.markdown(results), encoding="utf-8")
+    eval_report.plot(results, wanted.out / "accuracy.png")
+    for table in eval_report.rich_tables(results):
+        console.print(table)
+    console.print(eval_report.caption(results), highlight=False)
+    console.print(f"Written: {wanted.out}/results.json, table.md, accuracy.png", highlight=False)
+    return results
+
+
+def _run_all(
+    wanted: Evaluation, plan: Sequence[EngineRuns], results: Results, console: Console
+) -> None:
+    """One engine after the other; those with nothing left to do are not started."""
+    from anchorprune_vllm.tools.eval_engine import ask, start_engine
+
+    todo = [(engine, _missing(engine, results)) for engine in plan]
+    runs = sum(len(engine.configurations) * len(results.data) for engine in plan)
+    left = sum(len(missing) for _, missing in todo)
+    if left < runs:
+        console.print(f"{runs - left} of {runs} runs are there already", highlight=False)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("questions"),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        questions = sum(len(data.questions) for _, missing in todo for _, data in missing)
+        bar = progress.add_task("", total=questions)
+        for engine, missing in todo:
+            if not missing:
+                continue
+            progress.update(bar, description=f"starting vLLM: {missing[0][0].method}")
+            with start_engine(wanted.model, engine.settings, wanted.engine_args) as llm:
+                for configuration, data in missing:
+                    progress.update(bar, description=f"{configuration}: {data.name}")
+                    start = time.perf_counter()
+                    answers, prompt_tokens = ask(
+                        llm,
+                        data,
+                        configuration,
+                        prompt=wanted.prompt,
+                        max_tokens=wanted.max_tokens,
+                        add_special_tokens=wanted.add_special_tokens,
+                        advance=lambda count: progress.advance(bar, count),
+                    )
+                    seconds = time.perf_counter() - start
+                    run = Run.of_answers(configuration, data, answers, prompt_tokens, seconds)
+                    results.add(run)
+                    progress.console.print(_line(run), highlight=False, soft_wrap=True)
+        progress.update(bar, description="done")
+
+
+def _missing(engine: EngineRuns, results: Results) -> list[tuple[Configuration, DataSet]]:
+    return [
+        (configuration, data)
+        for configuration in engine.configurations
+        for data in results.data
+        if (configuration, data.name) not in results
+    ]
+
+
+def _blind_runs(results: Results) -> list[Run]:
+    """Guesses without the picture, where there is a training split to guess from."""
+    configuration = Configuration(BLIND)
+    runs = []
+    for data in results.data:
+        if (configuration, data.name) in results:
+            continue
+        guesses = blind_guesses(data.name)
+        if guesses is not None:
+            answers = [guesses.get(question.text, "") for question in data.questions]
+            runs.append(Run.of_answers(configuration, data, answers))
+    return runs
+
+
+def _line(run: Run) -> str:
+    score = run.score
+    return (
+        f"{run.configuration}: {run.data} {score.accuracy:.1%} "
+        f"[{score.low:.1%} to {score.high:.1%}], {run.seconds:.0f} s"
+    )
+
+
+def _check_model(model: str) -> str | None:
+    """Identifies the files of a local model; None for one on the hub; ValueError for neither."""
+    directory = Path(model)
+    if not directory.is_dir():
+        if model.startswith((".", "/", "~")) or model.count("/") != 1:
+            raise ValueError(
+                f"there is no model directory {model}; the name of a model on the hub has the "
+                "form owner/name"
+            )
+        return None
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} is no model: there is no config.json in it")
+    # A model that is trained on is another one, under the same name.
+    files = [
+        (str(path.relative_to(directory)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]

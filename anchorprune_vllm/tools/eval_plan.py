@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an evaluation runs: methods with options, and the configurations they are run in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anchorprune_vllm.config import METHODS, PruneConfig, check_choice
+
+FULL = "Full"
+"""In place of a method: the model without pruning."""
+BLIND = "blind"
+"""In place of a method: guesses without the picture."""
+
+# Not options of a method: each has a flag of its own.
+_FLAGS = {
+    "budget": "--budgets",
+    "video_budget": "--budgets",
+    "query": "--query",
+    "positions": "--positions",
+    "method": "--methods",
+    "text_encoder": "--text-encoder",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to choose tokens, and what it is set to."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        options = ",".join(f"{key}={_written(value)}" for key, value in self.options)
+        return f"{self.name}:{options}" if options else self.name
+
+    def settings(self) -> dict[str, Any]:
+        """As `PruneConfig` takes them."""
+        return {"method": self.name, **dict(self.options)}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One line of the results. Fields that mean nothing for `FULL` and `BLIND` are None."""
+
+    method: str
+    positions: str | None = None
+    query: str | None = None
+    budget: str | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            self.method,
+            self.budget,
+            self.query and f"query {self.query}",
+            self.positions and f"{self.positions} positions",
+        )
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class EngineRuns:
+    """What one engine is asked: its settings, and the configurations that need no other."""
+
+    settings: dict[str, Any] | None
+    """None: no pruning."""
+    configurations: tuple[Configuration, ...]
+
+
+def parse_methods(texts: Sequence[str]) -> list[Method]:
+    """Read `NAME` and `NAME:key=value,key=value`; several in one text are parted by commas too."""
+    named: list[tuple[str, list[str]]] = []
+    for text in texts:
+        for number, part in enumerate(text.split(",")):
+            # A part with a name before its "=" is a method; one without goes on with the last.
+            head, option = part, ""
+            if ":" in part.partition("=")[0]:
+                head, _, option = part.partition(":")
+            if "=" in head:
+                if number == 0:
+                    raise ValueError(f"method {text!r}: an option needs a method before it")
+                named[-1][1].append(head)
+            elif head == "all":
+                named += [(name, []) for name in METHODS]
+            else:
+                named.append((head, [option] if option else []))
+    methods = [_method(name, options) for name, options in named]
+    return list(dict.fromkeys(methods))
+
+
+def engine_runs(
+    methods: Sequence[Method],
+    budgets: Sequence[str],
+    scopes: Sequence[str],
+    positions: Sequence[str | None],
+    text_encoder: str | None,
+) -> Iterator[EngineRuns]:
+    """The unpruned model, then an engine for each method and each kind of positions.
+
+    Budget and query are chosen by each request.
+    """
+    yield EngineRuns(None, (Configuration(FULL),))
+    for place in positions:
+        for method in methods:
+            # Memory is measured at start-up: for the most that a request may keep.
+            settings = {"budget": "100%", **method.settings()}
+            if text_encoder is not None:
+                settings["text_encoder"] = text_encoder
+            if place is not None:
+                settings["positions"] = place
+            yield EngineRuns(
+                settings,
+                tuple(
+                    Configuration(str(method), place, scope, budget)
+                    for scope in scopes
+                    for budget in budgets
+                ),
+            )
+
+
+def _method(name: str, options: Sequence[str]) -> Method:
+    check_choice("method", name, METHODS)
+    found: dict[str, Any] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key or not value:
+            raise ValueError(f"method {name}: option {option!r} is not of the form key=value")
+        if key in _FLAGS:
+            raise ValueError(f"method {name}: {key} is no option of a method; use {_FLAGS[key]}")
+        found[key] = _read(value)
+    PruneConfig.from_dict({"budget": 1, "method": name, **found})
+    return Method(name, tuple(sorted(found.items())))
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
