@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm import __version__
+from anchorprune_vllm import __version__, methods
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import METHODS, POSITIONS
+from anchorprune_vllm.config import POSITIONS
 from anchorprune_vllm.query import SCOPES
 
 
@@ -135,8 +135,8 @@ def _add_eval(commands: Any) -> None:
         nargs="+",
         default=["anchorprune"],
         metavar="METHOD",
-        help=f"NAME or NAME:key=value,key=value; names: {', '.join(METHODS)}, or all (default: "
-        "anchorprune). Example: --methods anchorprune anchorprune:tau=0.1,patience=2",
+        help=f"NAME or NAME:key=value,key=value; names: {', '.join(methods.names())}, or all "
+        "(default: anchorprune). Example: --methods anchorprune anchorprune:tau=0.1,patience=2",
     )
     command.add_argument(
         "--budgets",

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from anchorprune_vllm.config import METHODS, PruneConfig, check_choice
+from anchorprune_vllm import methods as known
+from anchorprune_vllm.config import PruneConfig, check_choice
 
 FULL = "Full"
 """In place of a method: the model without pruning."""
@@ -38,8 +39,15 @@ class Method:
         return f"{self.name}:{options}" if options else self.name
 
     def settings(self) -> dict[str, Any]:
-        """As `PruneConfig` takes them."""
-        return {"method": self.name, **dict(self.options)}
+        """As `PruneConfig` takes them: what it does not know itself, the method may."""
+        own = {each.name for each in fields(PruneConfig)}
+        settings = {key: value for key, value in self.options if key in own}
+        others = {key: value for key, value in self.options if key not in own}
+        if others and self.name != known.ANCHORPRUNE:
+            settings["method_options"] = others
+        else:
+            settings |= others  # refused by name there
+        return {"method": self.name, **settings}
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
                     raise ValueError(f"method {text!r}: an option needs a method before it")
                 named[-1][1].append(head)
             elif head == "all":
-                named += [(name, []) for name in METHODS]
+                named += [(name, []) for name in known.names()]
             else:
                 named.append((head, [option] if option else []))
     methods = [_method(name, options) for name, options in named]
@@ -122,7 +130,7 @@ def engine_runs(
 
 
 def _method(name: str, options: Sequence[str]) -> Method:
-    check_choice("method", name, METHODS)
+    check_choice("method", name, known.names())
     found: dict[str, Any] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -131,8 +139,9 @@ def _method(name: str, options: Sequence[str]) -> Method:
         if key in _FLAGS:
             raise ValueError(f"method {name}: {key} is no option of a method; use {_FLAGS[key]}")
         found[key] = _read(value)
-    PruneConfig.from_dict({"budget": 1, "method": name, **found})
-    return Method(name, tuple(sorted(found.items())))
+    method = Method(name, tuple(sorted(found.items())))
+    PruneConfig.from_dict({"budget": 1, **method.settings()})
+    return method
 
 
 def _read(value: str) -> Any:

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from anchorprune_vllm import PruneConfig
-from anchorprune_vllm.config import METHODS
+from anchorprune_vllm import PruneConfig, methods
 from anchorprune_vllm.tools.eval_plan import Configuration, Method, engine_runs, parse_methods
 
 
@@ -24,7 +23,7 @@ from anchorprune_vllm.tools.eval_plan import Configuration, Method, engine_runs,
             ["anchorprune:tau=0.1,patience=2", "anchorprune:patience=2,tau=0.1"],
             ["anchorprune:patience=2,tau=0.1"],
         ),
-        (["all"], list(METHODS)),
+        (["all"], list(methods.names())),
     ],
 )
 def test_methods(texts: list[str], labels: list[str]) -> None:
