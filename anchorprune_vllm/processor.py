@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -74,17 +75,24 @@ class PruningProcessor(BaseMultiModalProcessor):
 
     def __init__(self, info: BaseProcessingInfo, dummy_inputs: Any) -> None:
         super().__init__(info, dummy_inputs)
-        model_config = info.ctx.model_config
-        config = PruneConfig.of_model(model_config.hf_config)
+        config = PruneConfig.of_model(info.ctx.model_config.hf_config)
         assert config is not None, "built only for models with a budget"
         self.prune_config = config
         self._asks = method_of(config).asks
-        tokenizer = info.get_tokenizer()
+
+    # Made when needed: vLLM makes a processor for every chat, only to ask it for its limits.
+
+    @cached_property
+    def _query_reader(self) -> QueryReader:
+        tokenizer, model_config = self.info.get_tokenizer(), self.info.ctx.model_config
         template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
-        self._query_reader = QueryReader(tokenizer, template, self._media_token_ids())
+        return QueryReader(tokenizer, template, self._media_token_ids())
+
+    @cached_property
+    def _tokenize_query(self) -> QueryTokenizer:
         text_encoder = self._text_encoder()
-        self._tokenize_query = self._make_query_tokenizer(text_encoder)
-        log_active(config, text_encoder)
+        log_active(self.prune_config, text_encoder)
+        return self._make_query_tokenizer(text_encoder)
 
     @abstractmethod
     def _media_token_ids(self) -> Mapping[str, int]:

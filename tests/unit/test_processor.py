@@ -233,3 +233,19 @@ def test_the_encoder_is_planned_for_unpruned_images(processor: Any, reference: R
     sizes = [(1008, 1008), (372, 834)]  # the first is the largest for all but LLaVA-OneVision
     largest = max(reference.unpruned(picture(1, size)) for size in sizes)
     assert processor.info.get_mm_max_tokens_per_item(4096, {"image": 1})["image"] == largest
+
+
+def test_a_processor_that_answers_nothing_reads_nothing(
+    processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM makes one for every chat, to ask it for its limits alone."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("not needed yet")
+
+    monkeypatch.setattr("anchorprune_vllm.processor.QueryReader", fail)
+    monkeypatch.setattr(type(processor), "_text_encoder", fail)
+    made = MULTIMODAL_REGISTRY.create_processor(processor.info.ctx.model_config)
+    made.info.validate_num_items("image", 1)
+    with pytest.raises(AssertionError, match="not needed yet"):
+        process(made, prompt_of(QUESTIONS[0]), picture(1))
