@@ -218,9 +218,8 @@ def _in_order_of_choice(items: Sequence[Candidates], anchor: Tensor, choices: Te
     numbers = torch.arange(steps, device=anchor.device).expand_as(choices)
     chosen_at = chosen_at.scatter_(1, choices, numbers)[:, :-1].masked_fill(anchor, -1)
     nothing = torch.zeros(tokens, device=anchor.device)
-    relevance = _pad(
-        (nothing if i.relevance is None else i.relevance for i in items), *anchor.shape
-    )
+    scores = ((nothing if i.relevance is None else i.relevance).to(torch.float64) for i in items)
+    relevance = _pad(scores, *anchor.shape).nan_to_num(nan=-torch.inf)  # last, as in the ranking
     by_relevance = relevance.sort(dim=1, descending=True, stable=True).indices
     then = chosen_at.gather(1, by_relevance).sort(dim=1, stable=True).indices
     return by_relevance.gather(1, then)

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.methods import method
-from anchorprune_vllm.selection.baselines.ranking import by_score, count, in_native_order
+from anchorprune_vllm.selection.baselines.ranking import (
+    by_score,
+    check_share,
+    count,
+    in_native_order,
+)
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.host import to_device
 
@@ -21,9 +26,11 @@ from anchorprune_vllm.selection.host import to_device
 def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
     """round(K * alpha / 5) tokens by object attention, their 4 neighbours, the rest by importance.
 
-    Neighbours are those above, below, left and right in the same unit, as far as they exist.
+    Neighbours are those above, below, left and right in the same unit, as far as they exist; if
+    there is no room for all of them, the most important ones.
     """
     assert item.object_attention is not None
+    check_share("alpha", alpha)
     total = count(item)
     anchors = by_score(item.object_attention)[: round(total * alpha / 5)]
     neighbours = to_device(_neighbours(item), anchors.device)[anchors]
@@ -41,6 +48,8 @@ def _neighbours(item: Candidates) -> Tensor:
     found = []
     start = 0
     for rows, columns in item.grids or ((1, len(item.features)),):
+        if not rows * columns:
+            continue  # nothing to pad
         number = torch.arange(rows * columns).view(1, rows, columns) + start
         start += rows * columns
         padded = torch.nn.functional.pad(number.double(), (1, 1, 1, 1), mode="replicate").long()[0]

@@ -5,8 +5,8 @@
 2024; rule of 42Shawn/LLaVA-PruMerge `llava/model/multimodal_encoder/clip_encoder.py`. There the
 count follows from the outliers of attention, with about three times as many evenly spaced tokens
 added. Here K is given: one row is for the rest, a quarter of the others goes by attention, and
-three quarters are evenly spaced. Keys and attention are those of the last layer that the model
-runs, with its heads.
+three quarters are evenly spaced among the tokens that are left. Keys and attention are those of the
+last layer that the model runs, with its heads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     likeness = keys[kept] @ keys.T
     place = torch.arange(len(kept), device=kept.device)
     likeness[place, kept] = -torch.inf
-    near = likeness.topk(min(neighbours, tokens - 1)).indices
+    nearest_first = likeness.sort(dim=1, descending=True, stable=True).indices  # equals by index
+    near = nearest_first.narrow(1, 0, min(neighbours, tokens - 1))
     importance = item.importance.to(torch.float64)
     weights = torch.zeros(total, tokens, dtype=torch.float64, device=kept.device)
     weights[:-1].scatter_(1, near, importance[near])

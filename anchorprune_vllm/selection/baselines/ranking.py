@@ -14,6 +14,12 @@ def count(item: Candidates) -> int:
     return min(item.budget, len(item.features))
 
 
+def check_share(name: str, value: float) -> None:
+    """Raise ValueError for an option that is no share."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value!r}; give a share from 0 to 1")
+
+
 def by_score(scores: Tensor) -> Tensor:
     """All tokens [N], highest score first, equals by index; not a number: last."""
     scores = scores.to(torch.float64).nan_to_num(nan=-torch.inf)

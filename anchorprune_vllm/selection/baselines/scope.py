@@ -14,6 +14,10 @@ from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import unit_rows
 
+# Cosines are rounded to multiples of 1 / _GRID: their sums are then exact, and copies of a token
+# tie wherever they are in memory.
+_GRID = 2.0**24
+
 
 @method()
 def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
@@ -22,7 +26,7 @@ def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     A token is covered as well as by its most similar kept token; coverage starts at 0.
     """
     rows = unit_rows(item.context)
-    cosines = rows @ rows.T
+    cosines = (rows @ rows.T).mul_(_GRID).round_().mul_(1 / _GRID)
     weight = item.importance.to(torch.float64) ** alpha
     covered = torch.zeros_like(weight)
     taken = torch.zeros_like(weight, dtype=torch.bool)

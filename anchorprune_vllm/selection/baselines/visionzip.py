@@ -12,7 +12,13 @@ from __future__ import annotations
 import torch
 
 from anchorprune_vllm.methods import method
-from anchorprune_vllm.selection.baselines.ranking import as_given, by_score, count, others
+from anchorprune_vllm.selection.baselines.ranking import (
+    as_given,
+    by_score,
+    check_share,
+    count,
+    others,
+)
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import unit_rows
 
@@ -25,8 +31,9 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     one with the most similar key, a mean over heads.
     """
     assert item.keys is not None
+    check_share("contextual_share", contextual_share)
     tokens, total = len(item.features), count(item)
-    contextual = min(round(total * contextual_share), total)
+    contextual = round(total * contextual_share)
     dominant = by_score(item.importance)[: total - contextual].sort().values
     if not contextual:
         return as_given(dominant)

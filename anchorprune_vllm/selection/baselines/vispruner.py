@@ -11,7 +11,12 @@ from __future__ import annotations
 import torch
 
 from anchorprune_vllm.methods import method
-from anchorprune_vllm.selection.baselines.ranking import by_score, count, in_native_order
+from anchorprune_vllm.selection.baselines.ranking import (
+    by_score,
+    check_share,
+    count,
+    in_native_order,
+)
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import unit_rows
 
@@ -26,10 +31,13 @@ def vispruner(item: Candidates, *, important_ratio: float = 0.5) -> KeptTokens:
     ones, up to 8 that have the nearest match among the odd ones are dropped; the others go on in
     the order of that similarity, before the odd ones. Until the budget is met.
     """
+    check_share("important_ratio", important_ratio)
     rows = unit_rows(item.context)
     total = count(item)
-    important = min(int(total * important_ratio), total)
+    important = int(total * important_ratio)
     ranked = by_score(item.importance)
+    if important == total:
+        return in_native_order(ranked[:total])
     left = ranked[important:]
     while (dropped := min(_DROPPED_AT_ONCE, len(left) - (total - important))) > 0:
         even, odd = left[::2], left[1::2]

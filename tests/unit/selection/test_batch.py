@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from anchorprune_vllm.selection import (
     AnchorParams,
@@ -15,6 +14,7 @@ from anchorprune_vllm.selection import (
     select,
     select_batch,
 )
+from tests.support.host_reads import NoHostReads
 
 PARAMS = AnchorParams()
 
@@ -125,23 +125,6 @@ def test_copies_of_a_token_tie_exactly(width):
     kept = prune(video)
     assert kept.indices.max() < 193
     assert kept.indices.tolist() == prune(frame._replace(budget=60)).indices.tolist()
-
-
-class NoHostReads(TorchDispatchMode):
-    """Refuses the operators for which the host has to wait for a device."""
-
-    FORBIDDEN = (
-        *("_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "equal", "is_nonzero"),
-        *("unique_consecutive", "_unique2", "unique_dim", "masked_select", "argwhere", "bincount"),
-        *("allclose", "histc", "repeat_interleave"),
-    )
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        assert name not in self.FORBIDDEN, f"{name} reads from the device"
-        if name in ("index", "index_put", "index_put_"):  # a mask as an index is a nonzero
-            assert all(index is None or index.dtype != torch.bool for index in args[1])
-        return func(*args, **(kwargs or {}))
 
 
 MIXED = [
