@@ -45,8 +45,8 @@ from anchorprune_vllm.tools.vqa_data import SHAPES, Picture, blind_answers, easy
 VISUAL_TOKENS = (IMAGE_SIZE // 14) ** 2
 QUESTIONS_AT_ONCE = 8
 BATCH = 32
-PASSES = 12
-CAPTIONS_ALONE = 0.2  # share of the training
+PASSES = 16
+CAPTIONS_ALONE = 0.25  # share of the training
 SCENES_PER_PASS = 4096
 VALIDATION = 200  # pictures of easy-vqa's training split, and as many scenes
 
