@@ -331,7 +331,7 @@ def batches(pictures: list[Picture], rng: random.Random) -> Iterator[list[Pictur
         yield pictures[start : start + BATCH]
 
 
-def train(out: Path, passes: int, seed: int) -> None:
+def train(out: Path, passes: int, seed: int, stop_after: int | None = None) -> None:
     easy = easy_vqa("train")
     held_out = {
         "easy-vqa": easy[:VALIDATION],
@@ -339,7 +339,7 @@ def train(out: Path, passes: int, seed: int) -> None:
     }
     easy = easy[VALIDATION:]
     training = Training(out, seed)
-    while training.passes < passes:
+    while training.passes < min(passes, stop_after or passes):
         drawn = [
             scene(seed * 10**6 + training.passes * SCENES_PER_PASS + number)
             for number in range(SCENES_PER_PASS)
@@ -405,9 +405,15 @@ def main() -> None:
     parser.add_argument(
         "--passes", type=int, default=PASSES, help=f"over the data (default: {PASSES})"
     )
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        metavar="PASS",
+        help="end early; the package's own model is of --stop-after 11",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: 0)")
     args = parser.parse_args()
-    train(args.out, args.passes, args.seed)
+    train(args.out, args.passes, args.seed, args.stop_after)
     scores = test(args.out)
     (args.out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     for name, found in scores.items():

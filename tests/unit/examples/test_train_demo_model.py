@@ -123,6 +123,9 @@ def test_goes_on_as_if_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             training.train(halves, 2, seed=1)
     training.train(halves, 2, seed=1)
+    training.train(tmp_path / "half", 2, seed=1, stop_after=1)
+    half = torch.load(tmp_path / "half.training.pt", weights_only=False)
+    assert half["progress"][0] == 1
     states = [torch.load(f"{out}.training.pt", weights_only=False) for out in (whole, halves)]
     for name, weight in states[0]["model"].items():
         assert torch.equal(weight, states[1]["model"][name]), name
