@@ -18,7 +18,6 @@ from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import distances
 
-
 FARTHEST = 2.0
 """The largest cosine distance there is."""
 

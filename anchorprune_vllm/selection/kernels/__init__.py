@@ -45,6 +45,4 @@ def plain_host_expansion(features: Tensor, worth: Worth, anchor: Tensor, steps: 
     """One item through the form for batches."""
     rows, taken = unit_rows(features)[None], anchor[None]
     novelty = novelty_to_anchor(rows, taken, int(anchor.sum()))
-    return greedy_expansion(
-        rows, worth.batched(), novelty, taken, torch.tensor([steps]), steps
-    )[0]
+    return greedy_expansion(rows, worth.batched(), novelty, taken, torch.tensor([steps]), steps)[0]

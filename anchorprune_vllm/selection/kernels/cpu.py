@@ -5,8 +5,8 @@ Scores only fall as the kept set grows, so an old score is an upper bound. The t
 old score is compared with what was kept since it was last looked at; it is the choice if it stays
 on top, and otherwise waits at its new score. Most tokens are hardly looked at.
 
-Cosines are exact (`cosine.py`), so it does not matter which of them are computed, or when. A float32
-product tells first whether a distance can be a new minimum: its error has a bound.
+Cosines are exact (`cosine.py`), so it does not matter which of them are computed, or when. A
+float32 product tells first whether a distance can be a new minimum: its error has a bound.
 """
 
 from __future__ import annotations

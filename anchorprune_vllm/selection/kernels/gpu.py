@@ -26,7 +26,7 @@ _BLOCK_KEPT = 16
 def lazy_expansion(
     rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: Tensor, most: int
 ) -> Tensor:
-    """`greedy_expansion` for factors that are not negative, and of each item as many steps as asked.
+    """`greedy_expansion`, for factors that are not negative.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
