@@ -83,7 +83,7 @@ def _expand(
     best = _tournament(score)
 
     # Twice the bound of a float32 dot product of unit vectors, for any order of its terms.
-    error = np.float32(4 * width * 2.0**-24)
+    error = 4 * width * 2.0**-24
     while count < len(kept):
         token = best[1]
         if compared[token] == count:
@@ -139,7 +139,7 @@ def _rough_cosine(one: _Floats, other: _Floats) -> float:
     total = np.float32(0)
     for d in range(len(one)):
         total += one[d] * other[d]
-    return total
+    return np.float64(total)
 
 
 @_compiled

@@ -65,7 +65,8 @@ def lazy_expansion(
     return choices
 
 
-@triton.jit
+# Compiled once, whatever the sizes.
+@triton.jit(do_not_specialize=["tokens", "width", "most"])
 def _expand(
     rows: Any,  # [B, N, D] float32
     factor: Any,  # [B, N] float64
