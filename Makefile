@@ -7,7 +7,7 @@ BUDGET ?= 16
 PORT   ?= 8000
 ARGS   ?=
 
-DEMO_MODEL := .demo/llava-1.5
+DEMO_MODEL := .demo/trained
 BIN = $(VENV)/bin
 
 # Only for who has not set them. The memory for the KV cache counts on a CPU alone.

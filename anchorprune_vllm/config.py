@@ -44,6 +44,7 @@ MATCHINGS: tuple[Matching, ...] = get_args(Matching)
 # Budget and query are in an item's identity by themselves; the caches' sizes decide nothing.
 _NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb", "pixel_cache_mb")
 
+_WITH_A_QUESTION_ALONE = ("similarity", "matching")
 _ANCHORPRUNE_ALONE = ("tau", "patience", "min_anchor", "max_anchor_ratio", "stage2", "order")
 
 
@@ -68,7 +69,7 @@ class PruneConfig:
     order: Order = "native"
     similarity: Similarity = "negated"
     matching: Matching = "max"
-    method_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of a method other than AnchorPrune, whose own are the fields above."""
 
     def __post_init__(self) -> None:
@@ -115,6 +116,13 @@ class PruneConfig:
                         f"effect on {self.method}; leave it out"
                     )
         methods.check_options(self.method, self.method_options)
+        object.__setattr__(self, "method_options", dict(self.method_options))
+        for name in _WITH_A_QUESTION_ALONE:
+            if getattr(self, name) != getattr(PruneConfig, name) and not methods.asks(self.method):
+                raise ValueError(
+                    f"anchorprune: {name} is about the question, which {self.method} does not look "
+                    "at; leave it out"
+                )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> PruneConfig:

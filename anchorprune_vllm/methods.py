@@ -93,8 +93,13 @@ def method_of(config: PruneConfig) -> Method:
     return Method(
         lambda items: [function(item, **options) for item in items],
         needs=getattr(function, "needs", frozenset()),
-        asks=getattr(function, "asks", True),
+        asks=asks(config.method),
     )
+
+
+def asks(name: str) -> bool:
+    """Whether the question makes a difference to a method."""
+    return name == ANCHORPRUNE or getattr(_load(name), "asks", True)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

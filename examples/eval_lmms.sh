@@ -30,7 +30,8 @@ Variables (defaults in brackets; those of BUDGETS and TASKS are the paper's for 
   --help      this text
 
 A result is OUT/METHOD-BUDGET/TASK (unpruned: OUT/full/TASK), the table OUT/table.md. What is there
-is not run again: the same command goes on where an earlier one stopped.
+is not run again: the same command goes on where an earlier one stopped. MODEL, LIMIT and the flags of
+vllm serve must be the same for all of an OUT.
 
 OPENAI_API_KEY is the judge's. Without it MM-Vet and TempCompass' captioning, which a judge scores,
 are left out of the defaults, and MMBench guesses where it cannot read an answer.
@@ -128,6 +129,16 @@ done
 
 name=${MODEL%/}
 OUT=${OUT:-eval-lmms/${name##*/}}
+
+# Results of other settings must not be taken for these.
+settings="MODEL=$MODEL LIMIT=${LIMIT:-all} flags: ${serve_flags[*]-}"
+if ! $dry_run; then
+    mkdir -p "$OUT"
+    [ -e "$OUT/settings.txt" ] || printf '%s\n' "$settings" >"$OUT/settings.txt"
+    [ "$(cat "$OUT/settings.txt")" = "$settings" ] ||
+        fail "$OUT has results of other settings ($(cat "$OUT/settings.txt")), not of these" \
+            "($settings): choose another OUT, or remove it"
+fi
 
 # --- one server, all its tasks -------------------------------------------------------------------
 

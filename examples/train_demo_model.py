@@ -31,16 +31,19 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM
 
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, TEST_SCENES, scene
+from anchorprune_vllm.tools.eval_data import blind_guesses, load_data
+from anchorprune_vllm.tools.eval_scores import is_right, score
+from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
 from anchorprune_vllm.tools.trained_files import (
     IMAGE_SIZE,
     clip_config,
     clip_tokenizer,
     llama_config,
+    read_trained,
     tokenizer,
     write_trained,
 )
-from anchorprune_vllm.tools.vqa_data import SHAPES, Picture, blind_answers, easy_vqa
+from anchorprune_vllm.tools.vqa_data import SHAPES, Picture, easy_vqa
 
 VISUAL_TOKENS = (IMAGE_SIZE // 14) ** 2
 QUESTIONS_AT_ONCE = 8
@@ -273,17 +276,24 @@ def evaluate(model: Model, pictures: Sequence[Picture]) -> dict[str, float]:
 class Training:
     """All that changes, and is saved."""
 
-    def __init__(self, out: Path, seed: int) -> None:
+    def __init__(self, out: Path, seed: int, passes: int) -> None:
         torch.manual_seed(seed)
+        self.settings = {"seed": seed, "passes": passes}
         self.out = out
+        out.parent.mkdir(parents=True, exist_ok=True)
         self.model = Model()
         self.optimizers = optimizers_of(self.model)
         self.rng = random.Random(seed)
         self.passes = 0
-        self.best = 0.0
+        self.best = -1.0
         self.state = out.parent / f"{out.name}.training.pt"
         if self.state.exists():
             saved = torch.load(self.state, weights_only=False)
+            if saved["settings"] != self.settings:
+                raise SystemExit(
+                    f"{self.state} is of {saved['settings']}, not of {self.settings}: give the "
+                    "same to go on, or remove it to begin anew"
+                )
             self.model.load_state_dict(saved["model"])
             for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -292,6 +302,7 @@ class Training:
 
     def save(self) -> None:
         saved = {
+            "settings": self.settings,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "rng": self.rng.getstate(),
@@ -331,20 +342,24 @@ def batches(pictures: list[Picture], rng: random.Random) -> Iterator[list[Pictur
         yield pictures[start : start + BATCH]
 
 
-def train(out: Path, passes: int, seed: int) -> None:
-    easy = easy_vqa("train")
-    held_out = {
-        "easy-vqa": easy[:VALIDATION],
+def validation() -> dict[str, list[Picture]]:
+    """Pictures by which the best pass is chosen: of the training split, but not trained on."""
+    return {
+        "easy-vqa": easy_vqa("train")[:VALIDATION],
         "scenes": [scene(FIRST_TEST_SCENE - 1 - number) for number in range(VALIDATION)],
     }
-    easy = easy[VALIDATION:]
-    training = Training(out, seed)
-    while training.passes < passes:
-        drawn = [
-            scene(seed * 10**6 + training.passes * SCENES_PER_PASS + number)
-            for number in range(SCENES_PER_PASS)
-        ]
-        todo = list(batches(easy + drawn, training.rng))
+
+
+def scenes_of(number: int) -> list[Picture]:
+    """The scenes of one pass, seen in no other."""
+    return [scene(number * SCENES_PER_PASS + place) for place in range(SCENES_PER_PASS)]
+
+
+def train(out: Path, passes: int, seed: int, stop_after: int | None = None) -> None:
+    easy, held_out = easy_vqa("train")[VALIDATION:], validation()
+    training = Training(out, seed, passes)
+    while training.passes < min(passes, stop_after or passes):
+        todo = list(batches(easy + scenes_of(training.passes), training.rng))
         losses = []
         for number, part in enumerate(track(todo, f"pass {training.passes + 1} of {passes}")):
             share = (training.passes + number / len(todo)) / passes
@@ -364,31 +379,16 @@ def train(out: Path, passes: int, seed: int) -> None:
 
 def test(out: Path) -> dict[str, Any]:
     """Scores of the written model, and of answering without the picture."""
-    from anchorprune_vllm.tools.trained_files import read_trained
-
     model = Model()
     read_trained(out, model)
-    sets = {
-        "easy-vqa": (easy_vqa("train"), easy_vqa("test")),
-        "scenes": (
-            [scene(number) for number in range(4000)],
-            [scene(FIRST_TEST_SCENE + number) for number in range(TEST_SCENES)],
-        ),
-    }
     scores: dict[str, Any] = {}
-    for name, (seen, asked) in sets.items():
-        guesses = blind_answers(seen)
-        blind: dict[str, list[bool]] = defaultdict(list)
-        for picture in asked:
-            for question in picture.questions:
-                blind[question.kind].append(guesses.get(question.text) in question.answers)
-        total = [ok for found in blind.values() for ok in found]
-        scores[name] = {
-            "model": evaluate(model, asked),
-            "without the picture": {
-                "all": float(np.mean(total)),
-                **{kind: float(np.mean(found)) for kind, found in sorted(blind.items())},
-            },
+    for data in load_data(["easy-vqa", "scenes"], limit=None):
+        guesses = blind_guesses(data.name) or {}
+        blind = [is_right(guesses.get(q.text, ""), q.answers) for q in data.questions]
+        guessed = score(blind, data.picture_of, data.kind_of)
+        scores[data.name] = {
+            "model": evaluate(model, data.pictures),
+            "without the picture": {"all": guessed.accuracy, **guessed.kinds},
         }
     return scores
 
@@ -405,9 +405,15 @@ def main() -> None:
     parser.add_argument(
         "--passes", type=int, default=PASSES, help=f"over the data (default: {PASSES})"
     )
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        metavar="PASS",
+        help="end early; the package's own model is of --stop-after 11",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: 0)")
     args = parser.parse_args()
-    train(args.out, args.passes, args.seed)
+    train(args.out, args.passes, args.seed, args.stop_after)
     scores = test(args.out)
     (args.out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     for name, found in scores.items():

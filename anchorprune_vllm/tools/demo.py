@@ -87,7 +87,7 @@ def _ask_at_budgets(
     kind, is_exam = example.media.kind, bool(example.answers)
     same = [question(-1 - number) for number in range(_SAME_FOR_ALL if is_exam else 0)]
     table = Table(title=f"Time over {images} new {kind}s per budget")
-    table.add_column("budget")
+    table.add_column("budget", no_wrap=True)
     table.add_column("prompt tokens", justify="right")
     table.add_column("time to first token (median)", justify="right")
     if is_exam:

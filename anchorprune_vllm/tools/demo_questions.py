@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from anchorprune_vllm.tools.demo_media import Media, as_data_url, draw_clip, draw_picture
 from anchorprune_vllm.tools.demo_model import TRAINED
+from anchorprune_vllm.tools.eval_scores import is_right
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
 
 _ANYTHING = "What is to be seen?"
@@ -22,7 +23,7 @@ class DemoQuestion:
     answers: tuple[str, ...] = ()
 
     def is_right(self, answer: str) -> bool:
-        return answer.strip().lower() in [right.lower() for right in self.answers]
+        return is_right(answer, self.answers)
 
 
 def questions_for(arch: str) -> Callable[[int], DemoQuestion]:

@@ -61,7 +61,7 @@ def run_eval(wanted: Evaluation) -> Results:
     methods = parse_methods(wanted.methods)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
-    files = _check_model(wanted.model)
+    _check_model(wanted.model)
     data = load_data(wanted.data, wanted.limit)
     text_encoder = wanted.text_encoder
     if text_encoder is None and (beside := find_text_encoder(Path(wanted.model))):
@@ -70,8 +70,8 @@ def run_eval(wanted: Evaluation) -> Results:
     from anchorprune_vllm.tools.eval_engine import device_name
 
     settings = {
-        "model": str(Path(wanted.model).resolve()) if files else wanted.model,
-        "model_files": files,
+        "model": wanted.model,
+        "model_files": [_identity(Path(name)) for name in (wanted.model, text_encoder or "")],
         "data": [part.name for part in data],
         "questions": {part.name: part.fingerprint() for part in data},
         "limit": wanted.limit,
@@ -181,8 +181,8 @@ def _line(run: Run) -> str:
     )
 
 
-def _check_model(model: str) -> str | None:
-    """Identifies the files of a local model; None for one on the hub; ValueError for neither."""
+def _check_model(model: str) -> None:
+    """Raise ValueError for what is neither a local model nor the name of one on the hub."""
     directory = Path(model)
     if not directory.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
@@ -190,13 +190,20 @@ def _check_model(model: str) -> str | None:
                 f"there is no model directory {model}; the name of a model on the hub has the "
                 "form owner/name"
             )
-        return None
-    if not (directory / "config.json").is_file():
+    elif not (directory / "config.json").is_file():
         raise ValueError(f"{directory} is no model: there is no config.json in it")
-    # A model that is trained on is another one, under the same name.
-    files = [
-        (str(path.relative_to(directory)), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    ]
-    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
+
+def _identity(directory: Path) -> str | None:
+    """Of a local model's files: one that is trained on is another. None if it is not local.
+
+    Large files go by size and time, as reading them would take long.
+    """
+    if not (directory / "config.json").is_file():
+        return None
+    found = hashlib.sha256()
+    for path in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")]):
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= 2**24 else str(path.stat().st_mtime_ns).encode()
+        found.update(f"{path.name} {size} ".encode() + content)
+    return found.hexdigest()[:16]

@@ -33,6 +33,7 @@ def start_engine(
         "seed": 0,
         "limit_mm_per_prompt": {"image": 1, "video": 0},
         "use_tqdm_on_load": False,
+        "mm_processor_cache_gb": 0.25,  # no question is asked twice: vLLM's own 4 would fill up
     }
     if current_platform.is_cpu():
         # A GPU's memory comes back when the process that used it ends, so there the engine has one

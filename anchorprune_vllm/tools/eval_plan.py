@@ -92,11 +92,13 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
                     raise ValueError(f"method {text!r}: an option needs a method before it")
                 named[-1][1].append(head)
             elif head == "all":
+                if option:
+                    raise ValueError(f"method {text!r}: options belong to one method, not to all")
                 named += [(name, []) for name in known.names()]
             else:
                 named.append((head, [option] if option else []))
     methods = [_method(name, options) for name, options in named]
-    return list(dict.fromkeys(methods))
+    return [method for place, method in enumerate(methods) if method not in methods[:place]]
 
 
 def engine_runs(
@@ -119,11 +121,12 @@ def engine_runs(
                 settings["text_encoder"] = text_encoder
             if place is not None:
                 settings["positions"] = place
+            asks = known.method_of(PruneConfig.from_dict(settings)).asks
             yield EngineRuns(
                 settings,
                 tuple(
                     Configuration(str(method), place, scope, budget)
-                    for scope in scopes
+                    for scope in (scopes if asks else scopes[:1])
                     for budget in budgets
                 ),
             )

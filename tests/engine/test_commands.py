@@ -32,13 +32,17 @@ def demo(directory: Path, *args: str) -> subprocess.Popen[str]:
 
 
 def test_demo(tmp_path: Path) -> None:
-    process = demo(tmp_path, "--budgets", "100%,16,8", "--images", "1")
+    process = demo(tmp_path, "--budgets", "100%,16,2", "--images", "1")
     output = process.communicate(timeout=TIMEOUT)[0]
     assert process.returncode == 0, output
-    rows = [line.split("│")[1:3] for line in output.splitlines() if "│" in line]
-    tokens = {name.strip(): int(count) for name, count in rows if count.strip()}
+    rows = [line.split("│")[1:5] for line in output.splitlines() if "│" in line]
+    table = {name.strip(): columns for name, *columns in rows if columns[0].strip()}
+    tokens = {budget: int(columns[0]) for budget, columns in table.items()}
     text = tokens["16 (server)"] - 16
-    assert tokens == {"100% (unpruned)": text + 144, "16 (server)": text + 16, "8": text + 8}
+    assert tokens == {"100% (unpruned)": text + 144, "16 (server)": text + 16, "2": text + 2}
+    right = {budget: int(columns[2]) for budget, columns in table.items()}
+    assert right["100% (unpruned)"] >= 36
+    assert right["16 (server)"] > right["2"] + 10
 
 
 def is_alive(process: psutil.Process) -> bool:

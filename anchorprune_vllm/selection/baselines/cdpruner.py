@@ -35,7 +35,7 @@ def cdpruner(item: Candidates) -> KeptTokens:
         relevance = ((scores - low + _LEAST_RELEVANT) / (high - low)).nan_to_num(1.0, posinf=1.0)
     total = count(item)
     bases = rows.new_zeros(total, len(rows))  # orthogonal parts of the rows chosen so far
-    gains = relevance.square() * rows.square().sum(1)
+    gains = relevance.square() * rows.any(1)  # of a token alone: its cosine with itself is 1
     taken = torch.zeros_like(gains, dtype=torch.bool)
     choices = torch.empty(total, dtype=torch.int64, device=rows.device)
     for step in range(total):

@@ -4,7 +4,7 @@
     pip install easy-vqa
     python examples/lmms_tasks/easy_vqa/make_data.py
 
-500 pictures and 9,673 questions about them, in an order of its own, always the same: the first
+1,000 pictures and 9,673 questions about them, in an order of its own, always the same: the first
 so many (`lmms-eval --limit`) are a fair sample.
 """
 

@@ -213,6 +213,15 @@ def test_a_run_and_the_same_command_again(stand_ins: dict[str, str]) -> None:
     assert run("--dry-run", **stand_ins, TASKS="gqa pope").stdout.count("--tasks") == 2
 
 
+def test_results_of_other_settings_are_not_taken_for_these(stand_ins: dict[str, str]) -> None:
+    assert run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
+    for args, variables in (([], {}), (["--", "--dtype", "half"], {"LIMIT": "3"})):
+        ended = run(*args, **stand_ins, TASKS="gqa", **variables)
+        assert ended.returncode == 2
+        assert "results of other settings" in ended.stderr
+    assert run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
+
+
 def test_failures_are_no_results_and_do_not_stop_the_rest(stand_ins: dict[str, str]) -> None:
     ended = run(**stand_ins, TASKS="mme silent gqa")
     assert ended.returncode == 1

@@ -12,8 +12,10 @@ import pytest
 import torch
 from transformers import AutoProcessor, CLIPModel, LlavaForConditionalGeneration
 
+from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.scenes import scene
 from anchorprune_vllm.tools.trained_files import read_trained, tokenizer, write_trained
+from anchorprune_vllm.tools.vqa_data import Picture, easy_vqa
 from tests.support.examples import load_example
 
 
@@ -123,10 +125,45 @@ def test_goes_on_as_if_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             training.train(halves, 2, seed=1)
     training.train(halves, 2, seed=1)
+    training.train(tmp_path / "half", 2, seed=1, stop_after=1)
+    half = torch.load(tmp_path / "half.training.pt", weights_only=False)
+    assert half["progress"][0] == 1
     states = [torch.load(f"{out}.training.pt", weights_only=False) for out in (whole, halves)]
     for name, weight in states[0]["model"].items():
         assert torch.equal(weight, states[1]["model"][name]), name
     assert states[0]["progress"] == states[1]["progress"]
+
+
+def test_another_seed_does_not_go_on_with_this_ones_state(
+    training: ModuleType, tmp_path: Path
+) -> None:
+    training.Training(tmp_path / "new" / "model", seed=1, passes=2).save()
+    training.Training(tmp_path / "new" / "model", seed=1, passes=2)
+    for settings in ({"seed": 2, "passes": 2}, {"seed": 1, "passes": 3}):
+        with pytest.raises(SystemExit, match="give the same to go on"):
+            training.Training(tmp_path / "new" / "model", **settings)
+
+
+def test_no_picture_is_both_trained_on_and_judged_by(
+    training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures are told apart by their pixels."""
+    monkeypatch.setattr(training, "SCENES_PER_PASS", 40)
+    monkeypatch.setattr(training, "VALIDATION", 20)
+    seen: list[Picture] = []
+    monkeypatch.setattr(training.Training, "step", lambda self, part, **_: seen.extend(part) or 0.0)
+    monkeypatch.setattr(training, "evaluate", lambda *_: {"all": 0.0})
+    easy = easy_vqa("train")[:200]
+    monkeypatch.setattr(training, "easy_vqa", lambda split: easy)
+    training.train(tmp_path / "model", 3, seed=5)
+    trained = {picture.load().tobytes() for picture in seen}
+    assert len(trained) == len({id(picture) for picture in seen}) > 200
+    judged = [picture for held_out in training.validation().values() for picture in held_out]
+    judged += [
+        picture for data in load_data(["easy-vqa", "scenes"], 400) for picture in data.pictures
+    ]
+    assert len(judged) > 80
+    assert not trained & {picture.load().tobytes() for picture in judged}
 
 
 def stop_after_one(save: Any) -> Any:

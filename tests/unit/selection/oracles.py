@@ -113,11 +113,10 @@ def divprune(tokens: Tokens) -> list[int]:
 # --- CDPruner ---
 
 
-def cdpruner(tokens: Tokens, first: int | None = None) -> tuple[list[int], list[float]]:
+def cdpruner(tokens: Tokens) -> tuple[list[int], list[float]]:
     """Tokens in the order of choice, each with the factor by which it grew the determinant.
 
-    A factor of about 0 is no choice: whatever is left, the kept ones span it already. Nor is the
-    first one without a query, where all are 1: `first` makes it.
+    A factor of about 0 is no choice: whatever is left, the kept ones span it already.
     """
     quality = np.ones(tokens.count)
     if tokens.relevance is not None and tokens.relevance.max() > tokens.relevance.min():
@@ -131,9 +130,10 @@ def cdpruner(tokens: Tokens, first: int | None = None) -> tuple[list[int], list[
         best, best_factor = -1, -np.inf
         explained = np.linalg.pinv(among, hermitian=True) @ kernel[kept] if kept else None
         for token in range(tokens.count):
-            if token in kept or (not kept and first not in (None, token)):
+            if token in kept:
                 continue
-            factor = float(kernel[token, token])
+            # A cosine with itself is 1, whatever rounding says; a zero vector has none.
+            factor = float(quality[token] ** 2 * tokens.projected[token].any())
             if explained is not None:
                 factor -= float(kernel[kept, token] @ explained[:, token])
             if factor > best_factor:

@@ -104,14 +104,9 @@ def test_scope(exact, alpha):
         check_same(scope(item, alpha=alpha), oracles.scope(as_numbers(item), alpha))
 
 
-def first_choice(item: Candidates) -> int | None:
-    """Without a query the first token is any: all are worth 1."""
-    return cdpruner(item._replace(budget=1)).indices.item() if item.relevance is None else None
-
-
 def test_cdpruner():
     for item in items(exact=False):
-        kept, factors = oracles.cdpruner(as_numbers(item), first_choice(item))
+        kept, factors = oracles.cdpruner(as_numbers(item))
         assert min(factors[:-1], default=1) > 1e-9  # else the rule leaves it open
         check_same(cdpruner(item), sorted(kept))
 
@@ -119,7 +114,7 @@ def test_cdpruner():
 def test_cdpruner_with_fewer_directions_than_tokens():
     """Tokens that are no mixture of others are kept before all that are."""
     for item in items(exact=False, seeds=10, width=6):
-        kept, factors = oracles.cdpruner(as_numbers(item), first_choice(item))
+        kept, factors = oracles.cdpruner(as_numbers(item))
         sure = kept[: sum(1 for _ in takewhile(lambda factor: factor > 1e-9, factors))]
         assert set(sure) <= set(cdpruner(item).indices.tolist())
 
@@ -195,6 +190,16 @@ def test_hiprune_keeps_the_cross_around_an_object_within_its_unit():
     item = item._replace(grids=((3, 4), (3, 4)))
     assert hiprune(item, alpha=0.5).indices.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 11]
     assert hiprune(item, alpha=1.0).indices.tolist() == [0, 1, 2, 3, 6, 7, 11, 12, 13, 16]
+
+
+def test_hiprune_keeps_an_object_that_is_less_important_than_its_neighbours():
+    attention = torch.zeros(9)
+    attention[4] = 1
+    importance = torch.ones(9)
+    importance[4] = 0
+    item = item_of(9, 4, importance=importance, object_attention=attention)
+    item = item._replace(grids=((3, 3),))
+    assert hiprune(item, alpha=1.0).indices.tolist() == [1, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["hiprune", "uniform"])
