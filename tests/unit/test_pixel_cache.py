@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import BatchFeature
+from vllm.multimodal.processing import InputProcessingContext
 
 from anchorprune_vllm.pixel_cache import PixelCache, joined
 from tests.support.dialects import in_dialect, prompt_of
@@ -66,13 +67,13 @@ def test_a_new_question_does_not_prepare_the_picture_again(
 ) -> None:
     processor = make(any_model)
     prepared = []
-    plain = type(processor)._call_hf_processor
+    plain = InputProcessingContext.call_hf_processor
 
-    def call(self: Any, data: Any, kwargs: Any) -> Any:
+    def call(self: Any, hf_processor: Any, data: Any, kwargs: Any, **more: Any) -> Any:
         prepared.append(data)
-        return plain(self, data, kwargs)
+        return plain(self, hf_processor, data, kwargs, **more)
 
-    monkeypatch.setattr(type(processor), "_call_hf_processor", call)
+    monkeypatch.setattr(InputProcessingContext, "call_hf_processor", call)
     both = f"{ask('Why?')} A dog. USER: <image>\nWho? ASSISTANT:"
     first = process(processor, ask("Why?"), picture(1, (300, 200)), cached=True)
     assert len(prepared) == 1
