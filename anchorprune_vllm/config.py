@@ -41,8 +41,8 @@ Matching = Literal["max", "mean"]
 """Of a visual token's similarities to the words of the question, which is its relevance."""
 MATCHINGS: tuple[Matching, ...] = get_args(Matching)
 
-# Budget and query are in an item's identity by themselves; the cache's size decides nothing.
-_NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb")
+# Budget and query are in an item's identity by themselves; the caches' sizes decide nothing.
+_NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb", "pixel_cache_mb")
 
 _WITH_A_QUESTION_ALONE = ("similarity", "matching")
 _ANCHORPRUNE_ALONE = ("tau", "patience", "min_anchor", "max_anchor_ratio", "stage2", "order")
@@ -64,6 +64,7 @@ class PruneConfig:
     positions: Positions | None = None
     """Default: the model's own way, `compact` for 1-D positions and `native` for M-RoPE."""
     feature_cache_mb: int = 256
+    pixel_cache_mb: int = 256
     stage2: Stage2 = "importance"
     order: Order = "native"
     similarity: Similarity = "negated"
@@ -98,6 +99,7 @@ class PruneConfig:
         ratio = self.max_anchor_ratio
         _check_number("max_anchor_ratio", ratio, "above 0 and up to 1", lambda r: 0 < r <= 1)
         _check_whole("feature_cache_mb", self.feature_cache_mb, low=0)
+        _check_whole("pixel_cache_mb", self.pixel_cache_mb, low=0)
 
     def _check_options(self) -> None:
         """Refuse options that the method does not have, rather than ignore them."""

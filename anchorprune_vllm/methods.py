@@ -19,6 +19,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
+    import torch
+
     from anchorprune_vllm.config import PruneConfig
     from anchorprune_vllm.selection import Candidates, KeptTokens
 
@@ -125,23 +127,8 @@ def check_method(config: PruneConfig) -> None:
     """Raise ValueError if a method fails on a small item: in a server it would end the engine."""
     if config.method == ANCHORPRUNE:
         return
-    import torch
-
-    from anchorprune_vllm.selection import Candidates
-
-    tokens, kept = 12, 5
-    noise = torch.Generator().manual_seed(0)
-    item = Candidates(
-        relevance=torch.rand(tokens, generator=noise),
-        features=torch.rand(tokens, 4, generator=noise),
-        importance=torch.rand(tokens, generator=noise),
-        budget=kept,
-        context_features=torch.rand(tokens, 4, generator=noise),
-        projected=torch.rand(tokens, 4, generator=noise),
-        keys=torch.rand(tokens, 2, 3, generator=noise),
-        object_attention=torch.rand(tokens, generator=noise),
-        grids=((3, 4),),
-    )
+    item = small_item()
+    tokens, kept = len(item.features), item.budget
     for asked in (item, item._replace(relevance=None)):
         try:
             (found,) = method_of(config).select([asked])
@@ -160,6 +147,29 @@ def check_method(config: PruneConfig) -> None:
                 f"shape {shape} for a budget of {kept} of {tokens}; it must give {kept} distinct "
                 f"ones from 0 to {tokens - 1}, and as many rows"
             )
+
+
+def small_item(device: torch.device | None = None) -> Candidates:
+    """Twelve tokens to try a method on, with all signals there are."""
+    import torch
+
+    from anchorprune_vllm.selection import Candidates
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(12, *shape, generator=noise, dtype=torch.float32, device="cpu").to(device)
+
+    noise = torch.Generator("cpu").manual_seed(0)
+    return Candidates(
+        relevance=draw(),
+        features=draw(4),
+        importance=draw(),
+        budget=5,
+        context_features=draw(4),
+        projected=draw(4),
+        keys=draw(2, 3),
+        object_attention=draw(),
+        grids=((3, 4),),
+    )
 
 
 def _load(name: str) -> Callable[..., Any]:

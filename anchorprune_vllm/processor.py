@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,7 @@ from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.pixel_cache import PixelCache, joined
 from anchorprune_vllm.plan import (
     ItemPlan,
     MediaTokens,
@@ -79,6 +80,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         assert config is not None, "built only for models with a budget"
         self.prune_config = config
         self._asks = method_of(config).asks
+        self._pixel_cache = PixelCache(config.pixel_cache_mb * 2**20)
 
     # Made when needed: vLLM makes a processor for every chat, only to ask it for its limits.
 
@@ -204,7 +206,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        processed = super()._apply_hf_processor_main(mm_items, _without_ours(hf_kwargs))
+        processed = self._process_media(mm_items, hf_kwargs)
         for modality, requests in _ours(hf_kwargs).items():
             if not requests:
                 continue
@@ -220,6 +222,24 @@ class PruningProcessor(BaseMultiModalProcessor):
             ]
             processed.update(to_fields(modality, plans))
         return processed
+
+    def _process_media(
+        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
+        """The HF processor's outputs, for media that are not known from an earlier question."""
+        requests, plain = _ours(hf_kwargs), _without_ours(hf_kwargs)
+        process = super()._apply_hf_processor_main
+        if not mm_items or not all(requests.get(modality) for modality in mm_items):
+            return process(mm_items, plain)  # nothing, or the client's own embeddings
+        outputs = []
+        for modality, items in mm_items.items():
+            for number, request in enumerate(requests[modality]):
+                item = items.get(number)
+                alone = self.info.parse_mm_data({modality: [item]}, validate=False)
+                # The shape too: a client's uuid may name another picture later.
+                key = modality, request.media_hash, _shape(item)
+                outputs.append(self._pixel_cache.get(key, partial(process, alone, plain)))
+        return joined(outputs)
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
@@ -281,6 +301,15 @@ def _ours(kwargs: Mapping[str, object]) -> _Requests:
 
 def _without_ours(kwargs: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in kwargs.items() if key != CONFIG_KEY}
+
+
+def _shape(item: Any) -> object:
+    """Of an image, or of a video's frames."""
+    if isinstance(item, tuple):
+        item, _ = item  # frames, and where they are from
+    if isinstance(item, list):
+        return len(item), _shape(item[0])
+    return tuple(item.shape) if hasattr(item, "shape") else item.size
 
 
 def _read_override(override: object) -> tuple[Budget | None, str | None]:

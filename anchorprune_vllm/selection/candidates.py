@@ -28,7 +28,7 @@ class Candidates(NamedTuple):
 
     relevance: Tensor | None  # [N], larger is more relevant; None: no query, no anchor
     features: Tensor  # [N, D1], for novelty in Stage 1
-    importance: Tensor  # [N]
+    importance: Tensor  # [N], not negative
     budget: int  # K; N and more keep all
     context_features: Tensor | None = None  # [N, D2], for novelty in Stage 2; default: features
     units: Tensor | None = None  # [N] int, non-decreasing: unit of each token; default: one unit
@@ -132,6 +132,8 @@ def _problems(item: Candidates) -> Iterator[str]:
             )
         if reads_are_free(tensor) and not bool(tensor.isfinite().all()):
             yield f"{name} has values that are NaN or infinite; give finite ones."
+        if name == "importance" and reads_are_free(tensor) and bool((tensor < 0).any()):
+            yield f"importance has values below 0, as {float(tensor.min()):g}; give 0 or more."
     if not _is_count(item.budget):
         yield f"budget is {item.budget!r}; give a whole number of tokens, 1 or more."
     if item.units is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_GRID = 2.0**24
+GRID = 2.0**24
 
 
 def unit_rows(features: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def unit_rows(features: Tensor) -> Tensor:
     rows = features.to(torch.float64, copy=True)
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     rows.div_(norms).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return rows.mul_(_GRID).round_().mul_(1 / _GRID)
+    return rows.mul_(GRID).round_().mul_(1 / GRID)
 
 
 def distances(rows: Tensor, others: Tensor) -> Tensor:

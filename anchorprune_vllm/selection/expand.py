@@ -18,6 +18,9 @@ from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import distances
 
+FARTHEST = 2.0
+"""The largest cosine distance there is."""
+
 
 class Worth(NamedTuple):
     """What tokens are worth, given how novel they are: factor * novelty + addend."""
@@ -30,16 +33,16 @@ class Worth(NamedTuple):
         scores = self.factor * novelty
         return scores if self.addend is None else scores.add_(self.addend)
 
-    def at(self, index: Tensor | int) -> Worth:
-        """Of some of the tokens, or of one item."""
-        return Worth(self.factor[index], None if self.addend is None else self.addend[index])
+    def batched(self) -> Worth:
+        """Of a batch of one item."""
+        return Worth(self.factor[None], None if self.addend is None else self.addend[None])
 
 
 def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
     """Distance of every token to the nearest anchor token, by one N x A product.
 
-    Without an anchor it is 2, the largest distance there is: the first choice then goes by
-    importance alone, and the distances to that choice replace the 2 everywhere.
+    Without an anchor it is the farthest there is: the first choice then goes by
+    importance alone, and the distances to that choice replace it everywhere.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
@@ -50,37 +53,37 @@ def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
         [B, N] float64.
     """
     if most == 0:
-        return rows.new_full(anchor.shape, 2.0)
+        return rows.new_full(anchor.shape, FARTHEST)
     there, index = anchor.to(torch.uint8).sort(dim=1, descending=True, stable=True)
     anchors = rows.take_along_dim(index[:, :most, None], 1)  # [B, most, D], the rest is filler
     filler = there[:, None, :most] == 0
-    return distances(rows, anchors).masked_fill_(filler, 2.0).amin(2)
+    return distances(rows, anchors).masked_fill_(filler, FARTHEST).amin(2)
 
 
 def greedy_expansion(
-    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: int
+    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: Tensor, most: int
 ) -> Tensor:
-    """Choose `steps` tokens, each the one that is worth most; ties: lower index.
+    """Choose tokens one by one, each the one that is worth most; ties: lower index.
 
-    Every step is one batched matrix-vector product. `steps` is a number on the host; an item that
-    needs fewer takes the first ones, which do not depend on how many follow.
+    Every step is one batched matrix-vector product: the plain form, which the kernels are held to.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
         worth: [B, N] each, float64, small enough for thrice of it to be finite.
         novelty: [B, N] float64 of `novelty_to_anchor`.
         taken: [B, N] bool, tokens that cannot be chosen: the anchor and padding.
-        steps: how many tokens to choose.
+        steps: [B] int64, how many tokens to choose of each item; as many are left.
+        most: no item has more steps than this.
 
     Returns:
-        [B, steps] int64, in the order of choice. Distinct, as long as there are tokens left.
+        [B, most] int64, in the order of choice; N behind the last.
     """
     items, tokens, _ = rows.shape
     flat = rows.flatten(0, 1)
     offset = torch.arange(items, device=rows.device)[:, None] * tokens
-    choices = torch.empty(items, steps, dtype=torch.int64, device=rows.device)
+    choices = torch.empty(items, most, dtype=torch.int64, device=rows.device)
     taken = taken.clone()
-    for step in range(steps):
+    for step in range(most):
         # 1. Score. -inf for what is taken, and for nothing else: no token is chosen twice.
         scores = worth.of(novelty).masked_fill_(taken, -torch.inf)
         # 2. Choose the first of equals, which is the lower index.
@@ -90,4 +93,5 @@ def greedy_expansion(
         # 3. The kept set is now as near as the choice, or as near as it was.
         chosen = flat.index_select(0, (choice + offset).view(-1))[:, None]
         novelty = novelty.minimum(distances(rows, chosen).squeeze(2))
-    return choices
+    surplus = torch.arange(most, device=rows.device) >= steps[:, None]
+    return choices.masked_fill_(surplus, tokens)

@@ -1,12 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host and a device may ask of each other without either waiting."""
+"""What the host may do: ask a device without waiting for it, and use all of its own cores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_Result = TypeVar("_Result")
+
+
+def in_parallel(function: Callable[..., _Result], *arguments: Sequence[Any]) -> list[_Result]:
+    """`map`, on as many threads as torch has; for functions that let go of the interpreter."""
+    if len(arguments[0]) == 1 or torch.get_num_threads() == 1:
+        return list(map(function, *arguments))
+    return list(_threads(torch.get_num_threads()).map(function, *arguments))
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="anchorprune")
 
 
 def reads_are_free(tensor: Tensor) -> bool:

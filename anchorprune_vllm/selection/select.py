@@ -27,9 +27,9 @@ from anchorprune_vllm.selection.candidates import (
     validate,
 )
 from anchorprune_vllm.selection.cosine import unit_rows
-from anchorprune_vllm.selection.expand import Worth, greedy_expansion, novelty_to_anchor
-from anchorprune_vllm.selection.host import reads_are_free, to_device
-from anchorprune_vllm.selection.kernels.cpu import lazy_expansion
+from anchorprune_vllm.selection.expand import Worth, novelty_to_anchor
+from anchorprune_vllm.selection.host import in_parallel, reads_are_free, to_device
+from anchorprune_vllm.selection.kernels import device_expansion, host_expansion
 
 # What is beyond this is cut, so that no score overflows to the -inf of a token that is taken.
 _LARGEST = torch.finfo(torch.float64).max / 4
@@ -55,7 +55,7 @@ def anchor_prune(
         relevance: [N], larger is more relevant to the query. None (no query): no anchor, the
             expansion starts from the most important token.
         features: [N, D1], the space in which Stage 1 measures novelty.
-        importance: [N], how much a token matters whatever the query.
+        importance: [N], how much a token matters whatever the query; not negative.
         budget: K, the number of tokens to keep; N and more keep all.
         context_features: [N, D2], the space in which Stage 2 measures novelty; default: `features`.
         units: [N] int, non-decreasing: the unit (crop, frame) of each token; default: one unit.
@@ -73,8 +73,9 @@ def anchor_prune(
         The K tokens, and which of them are the anchor.
 
     Raises:
-        ValueError: an argument is not as described here or, for CPU tensors, not finite. Device
-            tensors are not searched for that, as the host would have to wait for the answer.
+        ValueError: an argument is not as described here or, for CPU tensors, not finite or (of
+            importance) negative. Device tensors are not searched for that, as the host would have
+            to wait for the answer.
     """
     item = Candidates(relevance, features, importance, budget, context_features, units)
     validate(item)
@@ -107,7 +108,8 @@ def anchor_prune_batch(items: Sequence[Candidates], **params: Any) -> list[KeptT
 def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
     """`anchor_prune_batch` without validation: for callers that made the items themselves.
 
-    Numbers that are not finite give some K distinct tokens, never an error.
+    Numbers that are not finite give some K distinct tokens, never an error; an importance below 0
+    counts as 0.
     """
     # 1. The anchors of all items that have a query; the others have none.
     plans = [_plan(item, params) for item in items]
@@ -124,25 +126,35 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
         for number, anchor in zip(asked, found, strict=True):
             anchors[number] = anchor
 
-    # 2. Expansion. A device does all items at once; on a CPU there is no launch cost to share, one
-    #    item at a time stays in the cache and works on no padding.
-    together = 1 if not items or reads_are_free(items[0].features) else len(items)
-    kept: list[KeptTokens] = []
-    for at in range(0, len(items), together):
-        group = slice(at, at + together)
-        kept += _expand(items[group], plans[group], anchors[group], params)
-    return kept
+    # 2. Expansion.
+    if items and reads_are_free(items[0].features):
+        return _expand_on_host(items, anchors, params)
+    return _expand_on_device(items, plans, anchors, params)
 
 
-def _expand(
+def _expand_on_host(
+    items: Sequence[Candidates], anchors: Sequence[Tensor], params: AnchorParams
+) -> list[KeptTokens]:
+    """Stage 2 item by item: each stays in its core's cache, and works on no padding."""
+
+    def expand(item: Candidates, anchor: Tensor) -> KeptTokens:
+        worth = _worth(item, params.stage2)
+        steps = min(item.budget, len(anchor)) - int(anchor.sum())
+        choices = host_expansion()(item.context.detach(), worth, anchor, steps)
+        return _in_order([item], anchor[None], choices[None], params.order)[0]
+
+    return in_parallel(expand, items, anchors)
+
+
+def _expand_on_device(
     items: Sequence[Candidates],
     plans: Sequence[Sequence[Unit]],
     anchors: Sequence[Tensor],
     params: AnchorParams,
 ) -> list[KeptTokens]:
-    """Stage 2 of B items, padded to the longest, and their kept tokens."""
-    keep = [min(item.budget, len(item.features)) for item in items]
-
+    """Stage 2 of B items at once, padded to the longest."""
+    if not items:
+        return []
     # 1. Pad to [B, N]. Padding is not there to be taken.
     shape = len(items), max(len(item.features) for item in items)
     rows = _pad((unit_rows(item.context) for item in items), *shape)
@@ -154,29 +166,27 @@ def _expand(
     anchor = _pad(anchors, *shape)
     padding = ~_pad((torch.ones_like(mask) for mask in anchors), *shape)
 
-    # 2. How many anchor tokens there are and how many are missing: bounds that the host knows, or
-    #    the numbers themselves where reading them waits for nothing.
-    size = anchor.sum(1)
-    missing = to_device(keep, rows.device) - size
-    if reads_are_free(rows):
-        most, steps = int(size.max()), int(missing.max())
-    else:
-        most = max(sum(unit.maximum for unit in plan) for plan in plans)
-        least = [sum(unit.minimum for unit in plan) for plan in plans]
-        steps = max(total - low for total, low in zip(keep, least, strict=True))
+    # 2. Bounds that the host knows: the size of an anchor, and the steps that are missing.
+    keep = [min(item.budget, len(item.features)) for item in items]
+    largest = max(sum(unit.maximum for unit in plan) for plan in plans)
+    least = [sum(unit.minimum for unit in plan) for plan in plans]
+    most = max(total - low for total, low in zip(keep, least, strict=True))
 
-    # 3. Expand. Of its choices an item takes as many as it misses, the rest go to a dump column.
-    novelty = novelty_to_anchor(rows, anchor, most)
-    taken = anchor | padding
-    if reads_are_free(rows):  # one item, see `select_batch`
-        choices = lazy_expansion(rows[0], worth.at(0), novelty[0], taken[0], steps)[None]
-    else:
-        choices = greedy_expansion(rows, worth, novelty, taken, steps)
-    surplus = torch.arange(steps, device=rows.device) >= missing[:, None]
-    choices = choices.masked_fill(surplus, anchor.shape[1])
+    # 3. Expand.
+    missing = to_device(keep, rows.device) - anchor.sum(1)
+    novelty = novelty_to_anchor(rows, anchor, largest)
+    choices = device_expansion(rows.device)(rows, worth, novelty, anchor | padding, missing, most)
+    return _in_order(items, anchor, choices, params.order)
 
-    # 4. In order: the kept ones first, each K known to the host.
-    if params.order == "native":
+
+def _in_order(
+    items: Sequence[Candidates], anchor: Tensor, choices: Tensor, order: Order
+) -> list[KeptTokens]:
+    """The kept tokens of B items. anchor: [B, N] bool; choices: [B, steps], N where there is none.
+
+    Tokens are sorted with the kept ones first: how many those are, the host knows.
+    """
+    if order == "native":
         kept = torch.nn.functional.pad(anchor, (0, 1)).scatter_(1, choices, True)
         index = kept[:, :-1].to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
     else:
@@ -184,7 +194,7 @@ def _expand(
     is_anchor = anchor.gather(1, index)
     return [
         KeptTokens(index[row, :total].clone(), is_anchor[row, :total].clone())
-        for row, total in enumerate(keep)
+        for row, total in enumerate(min(item.budget, len(item.features)) for item in items)
     ]
 
 
@@ -192,7 +202,7 @@ def _worth(item: Candidates, stage2: Stage2) -> Worth:
     """Of an item's tokens [N] float64, finite."""
     if stage2 == "importance":
         importance = item.importance.to(torch.float64).nan_to_num(nan=0.0)
-        return Worth(importance.clamp(-_LARGEST, _LARGEST))
+        return Worth(importance.clamp(0, _LARGEST))
     ones = torch.ones_like(item.importance, dtype=torch.float64)
     if stage2 == "diversity":
         return Worth(ones)

@@ -44,6 +44,7 @@ def test_video_budget_is_for_videos_alone() -> None:
         ({"budget": 32}, True),
         ({"query": "last"}, True),
         ({"feature_cache_mb": 1}, True),
+        ({"pixel_cache_mb": 1}, True),
     ],
 )
 def test_fingerprint(change: dict[str, object], same: bool) -> None:

@@ -14,7 +14,9 @@ from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import to_distances, unit_rows
-from anchorprune_vllm.selection.expand import Worth, greedy_expansion
+from anchorprune_vllm.selection.expand import Worth
+from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.selection.kernels import device_expansion
 
 _ROWS_AT_ONCE = 512
 
@@ -28,7 +30,10 @@ def divprune(item: Candidates) -> KeptTokens:
     taken = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill_(0, first, True)
     novelty = to_distances(rows @ rows[first].T).squeeze(1)
     farthest = Worth(torch.ones_like(novelty)[None])
-    rest = greedy_expansion(rows[None], farthest, novelty[None], taken[None], count(item) - 1)[0]
+    steps = count(item) - 1
+    (rest,) = device_expansion(rows.device)(
+        rows[None], farthest, novelty[None], taken[None], to_device([steps], rows.device), steps
+    )
     return in_native_order(torch.cat([first, rest]))
 
 

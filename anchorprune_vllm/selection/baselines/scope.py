@@ -12,11 +12,7 @@ import torch
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import unit_rows
-
-# Cosines are rounded to multiples of 1 / _GRID: their sums are then exact, and copies of a token
-# tie wherever they are in memory.
-_GRID = 2.0**24
+from anchorprune_vllm.selection.cosine import GRID, unit_rows
 
 
 @method()
@@ -26,7 +22,8 @@ def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     A token is covered as well as by its most similar kept token; coverage starts at 0.
     """
     rows = unit_rows(item.context)
-    cosines = (rows @ rows.T).mul_(_GRID).round_().mul_(1 / _GRID)
+    # Multiples of 1 / GRID: their sums are exact, and copies of a token tie wherever they are.
+    cosines = (rows @ rows.T).mul_(GRID).round_().mul_(1 / GRID)
     weight = item.importance.to(torch.float64) ** alpha
     covered = torch.zeros_like(weight)
     taken = torch.zeros_like(weight, dtype=torch.bool)

@@ -1,81 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The greedy loop for a CPU, where a pass over all features per step is what costs.
+"""Stage 2 of one item on a CPU, compiled by numba: exact, with few of the N x K distances.
 
-Scores only fall as the kept set grows: an old score is an upper bound. So steps are taken among the
-few tokens that scored best when all scores were last computed, as long as the best of them is above
-every old score outside. Then all scores are brought up to date by one matrix product. Cosines are
-exact (`cosine.py`), so it does not matter by which product they were computed.
+Scores only fall as the kept set grows, so an old score is an upper bound. The token with the best
+old score is compared with what was kept since it was last looked at; it is the choice if it stays
+on top, and otherwise waits at its new score. Most tokens are hardly looked at.
+
+Cosines are exact (`cosine.py`), so it does not matter which of them are computed, or when. A
+float32 product tells first whether a distance can be a new minimum: its error has a bound.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import to_distances
-from anchorprune_vllm.selection.expand import Worth, greedy_expansion
+from anchorprune_vllm.selection.cosine import GRID
+from anchorprune_vllm.selection.expand import FARTHEST, Worth
 
-# Few enough for their features to stay in a core's cache, many enough to last for some steps:
-# measured best around these for N = 576 to 2880.
-_SMALLEST_FRONT = 128
-_FRONT_SHARE = 6
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Floats = NDArray[Any]
+_Numbers = NDArray[np.int64]
 
 
-def lazy_expansion(
-    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: int
-) -> Tensor:
-    """`greedy_expansion` of one item, with the host reading every score.
+def _compiled(function: _Function) -> _Function:
+    """Without the interpreter's lock, sums in any order; kept on disk where there is a place."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(**options)(function)
+
+
+def lazy_expansion(features: Tensor, worth: Worth, anchor: Tensor, steps: int) -> Tensor:
+    """Choose `steps` tokens, each the one that is worth most; ties: lower index.
 
     Args:
-        rows: [N, D] of `unit_rows`.
-        worth: [N] each, float64.
-        novelty: [N] float64 of `novelty_to_anchor`.
-        taken: [N] bool, tokens that cannot be chosen.
-        steps: how many tokens to choose.
+        features: [N, D], any float dtype.
+        worth: [N] each, float64; factors are not negative.
+        anchor: [N] bool, the tokens that are kept already.
+        steps: how many tokens to choose; as many are left.
 
     Returns:
         [steps] int64, in the order of choice.
     """
-    size = max(_SMALLEST_FRONT, len(rows) // _FRONT_SHARE)
-    if len(rows) <= size or bool((worth.factor < 0).any()):  # a negative score rises
-        batch = Worth(worth.factor[None], None if worth.addend is None else worth.addend[None])
-        return greedy_expansion(rows[None], batch, novelty[None], taken[None], steps)[0]
-    taken = taken.clone()
-    chosen: list[int] = []
-    while len(chosen) < steps:
-        # 1. All scores as they are now, the best of them in front, lower indices first.
-        scores = worth.of(novelty).masked_fill_(taken, -torch.inf)
-        best = scores.topk(size + 1)
-        front, outside = best.indices[:size].sort().values, float(best.values[size])
-        # 2. Steps among those in front, while nothing outside can be as good.
-        new = _choose_in_front(
-            rows[front],
-            worth.at(front),
-            novelty[front],
-            taken[front],
-            outside,
-            steps - len(chosen),
-        )
-        picks = front[new] if new else scores.argmax(0, keepdim=True)
-        chosen += picks.tolist()
-        if len(chosen) < steps:
-            # 3. Everything up to date again.
-            taken[picks] = True
-            novelty = novelty.minimum(to_distances(rows @ rows[picks].T).amin(1))
-    return torch.tensor(chosen, dtype=torch.int64)
+    wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
+    addend = torch.zeros_like(worth.factor) if worth.addend is None else worth.addend
+    chosen = _expand(
+        wide.contiguous().numpy(),
+        worth.factor.contiguous().numpy(),
+        addend.contiguous().numpy(),
+        anchor.nonzero().flatten().numpy(),
+        steps,
+    )
+    return torch.from_numpy(chosen)
 
 
-def _choose_in_front(
-    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, outside: float, most: int
-) -> list[int]:
-    """Greedy choices, as indices into `rows`, up to the first that is not above `outside`."""
-    chosen: list[int] = []
-    while len(chosen) < most:
-        score, choice = worth.of(novelty).masked_fill_(taken, -torch.inf).max(0)
-        if not float(score) > outside:
-            break
-        place = int(choice)
-        chosen.append(place)
-        taken[place] = True
-        novelty = novelty.minimum(to_distances(rows @ rows[place]))
+@_compiled
+def _expand(
+    features: _Floats, factor: _Floats, addend: _Floats, anchor: _Numbers, steps: int
+) -> _Numbers:
+    tokens, width = features.shape
+    count = len(anchor)
+    kept = np.empty((count + steps, width), np.float32)  # in the order of choice
+    chosen = np.empty(steps, np.int64)
+
+    # Of each token: its unit row, once somebody looks at it; how many of the kept ones it was
+    # compared with; its distance to the nearest of those; and its score by that.
+    rows = np.empty((tokens, width), np.float32)
+    is_ready = np.zeros(tokens, np.bool_)
+    compared = np.zeros(tokens, np.int64)
+    novelty = np.full(tokens, FARTHEST)
+    score = factor * FARTHEST + addend
+    for place in range(count):
+        score[anchor[place]] = -np.inf
+        _unit_row(features[anchor[place]], kept[place])
+    best = _tournament(score)
+
+    # Twice the bound of a float32 dot product of unit vectors, for any order of its terms.
+    error = 4 * width * 2.0**-24
+    while count < len(kept):
+        token = best[1]
+        if compared[token] == count:
+            chosen[count - len(anchor)] = token
+            if not is_ready[token]:  # without an anchor, the first choice
+                _unit_row(features[token], rows[token])
+            kept[count] = rows[token]
+            count += 1
+            score[token] = -np.inf
+            _play(best, score, token)
+            continue
+        if not is_ready[token]:
+            _unit_row(features[token], rows[token])
+            is_ready[token] = True
+        row, nearest, rival = rows[token], novelty[token], _second(best, score, token)
+        place = compared[token]
+        while place < count:
+            if 1 - _rough_cosine(row, kept[place]) < nearest + error:
+                distance = min(max(1 - _cosine(row, kept[place]), 0.0), FARTHEST)
+                nearest = min(nearest, distance)
+            place += 1
+            if factor[token] * nearest + addend[token] < rival:
+                break
+        compared[token] = place
+        if nearest < novelty[token]:
+            novelty[token] = nearest
+            score[token] = factor[token] * nearest + addend[token]
+            _play(best, score, token)
     return chosen
+
+
+@_compiled
+def _unit_row(features: _Floats, row: _Floats) -> None:
+    """`cosine.unit_rows` of one token."""
+    norm = np.sqrt(_squares(features))
+    if 0 < norm < np.inf:
+        for d in range(len(row)):
+            row[d] = np.rint(features[d] / norm * GRID) / GRID
+    else:  # zero, or not finite
+        row[:] = 0
+
+
+@_compiled
+def _squares(features: _Floats) -> float:
+    total = 0.0
+    for d in range(len(features)):
+        total += np.float64(features[d]) * np.float64(features[d])
+    return total
+
+
+@_compiled
+def _rough_cosine(one: _Floats, other: _Floats) -> float:
+    total = np.float32(0)
+    for d in range(len(one)):
+        total += one[d] * other[d]
+    return np.float64(total)
+
+
+@_compiled
+def _cosine(one: _Floats, other: _Floats) -> float:
+    total = 0.0
+    for d in range(len(one)):
+        total += np.float64(one[d]) * np.float64(other[d])
+    return total
+
+
+@_compiled
+def _tournament(score: _Floats) -> _Numbers:
+    """The token of the best score under each node of a binary tree; the winner of all is at 1.
+
+    The lower of equals wins: tokens are the leaves in order, and the left one of a pair wins ties.
+    """
+    leaves = 1
+    while leaves < len(score):
+        leaves *= 2
+    best = np.full(2 * leaves, -1)  # -1: no token
+    best[leaves : leaves + len(score)] = np.arange(len(score))
+    for node in range(leaves - 1, 0, -1):
+        best[node] = _winner(best, score, node)
+    return best
+
+
+@_compiled
+def _play(best: _Numbers, score: _Floats, token: int) -> None:
+    """All matches of a token whose score has changed."""
+    node = (len(best) // 2 + token) // 2
+    while node:
+        best[node] = _winner(best, score, node)
+        node //= 2
+
+
+@_compiled
+def _winner(best: _Numbers, score: _Floats, node: int) -> int:
+    left, right = best[2 * node], best[2 * node + 1]
+    return left if right < 0 or score[left] >= score[right] else right
+
+
+@_compiled
+def _second(best: _Numbers, score: _Floats, token: int) -> float:
+    """The best score of all the others: the best of those that a token has won against."""
+    second = -np.inf
+    node = len(best) // 2 + token
+    while node > 1:
+        other = best[node ^ 1]
+        if other >= 0:
+            second = max(second, score[other])
+        node //= 2
+    return second

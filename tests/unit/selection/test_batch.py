@@ -41,7 +41,7 @@ def random_item(seed, tokens, budget, units=1, width=24, asked=True, copies=1):
     return Candidates(
         rand() if asked else None,
         rand(width),
-        rand() if seed % 3 == 0 else rand().abs(),
+        rand().abs(),
         budget,
         rand(2 * width) if seed % 2 else rand(2 * width).round(),
         torch.arange(tokens) * units // tokens if units > 1 else None,
@@ -89,13 +89,25 @@ def test_the_way_of_a_device_gives_the_same(items):
 
 
 def test_padding_is_never_chosen(device_path):
-    """Not even where every token is worth less than nothing, which padding is worth."""
-    short = Candidates(None, torch.eye(3), -torch.ones(3), 3)
+    """Not even where every token is worth nothing, as padding is."""
+    short = Candidates(None, torch.eye(3), torch.zeros(3), 3)
     long = Candidates(None, torch.eye(9)[:, :3], torch.ones(9), 9)
     assert select_batch([short, long], PARAMS)[0].indices.tolist() == [0, 1, 2]
     fewer = [short._replace(budget=2), long]
     assert as_lists(select_batch(fewer, PARAMS)) == as_lists(one_by_one(fewer))
     assert select_batch(fewer, PARAMS)[0].indices.tolist() == [0, 1]
+
+
+def test_items_on_several_threads_give_the_same():
+    before = torch.get_num_threads()
+    items = [random_item(seed, 50 + seed, 20, units=1 + seed % 3) for seed in range(12)]
+    expected = as_lists(one_by_one(items))
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert as_lists(select_batch(items, PARAMS)) == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -243,13 +255,20 @@ def test_one_bad_token_does_not_spoil_the_others(bad):
     assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([last], PARAMS))
 
 
-def test_importance_without_bounds_is_not_mistaken_for_a_token_that_is_taken():
-    """Four directions at more than a right angle: -inf times novelty stays below all numbers."""
-    features = 4 * torch.eye(4) - 1
-    importance = torch.tensor([-torch.inf, -torch.inf, -torch.inf, 1])
-    for lowest in (importance, importance.double().clamp_min(-1.7e308)):
-        kept = select_batch([Candidates(None, features, lowest, 3)], PARAMS)[0]
-        assert kept.indices.tolist() == [0, 1, 3]
+def test_importance_below_zero_counts_as_zero():
+    item = random_item(6, 60, 20)
+    item.importance[30:] = -item.importance[30:]
+    item.importance[40] = -torch.inf
+    zero = item._replace(importance=item.importance.clamp_min(0))
+    assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([zero], PARAMS))
+
+
+def test_importance_without_bounds_comes_first():
+    item = random_item(6, 60, 2, asked=False)
+    item.importance[[20, 50]] = torch.inf
+    for largest in (item.importance, item.importance.double().clamp_max(1.7e308)):
+        kept = select_batch([item._replace(importance=largest)], PARAMS)[0]
+        assert kept.indices.tolist() == [20, 50]
 
 
 def test_importance_that_is_no_number_counts_as_zero():

@@ -36,6 +36,11 @@ CASES = [
     ),
     ("importance", torch.tensor(1.0), "importance has shape []; give [6], a row for each token."),
     ("importance", [1.0] * 6, "importance is a list; give a torch.Tensor."),
+    (
+        "importance",
+        torch.arange(6) - 1.5,
+        "importance has values below 0, as -1.5; give 0 or more.",
+    ),
     ("importance", NAN, "importance has values that are NaN or infinite; give finite ones."),
     ("relevance", torch.rand(7), "relevance has shape [7]; give [6], a row for each token."),
     ("relevance", [1.0] * 6, "relevance is a list; give a torch.Tensor or None."),

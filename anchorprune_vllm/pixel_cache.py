@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HF processor outputs of recent media, so that a new question does not prepare a picture again.
+
+vLLM's processor cache keeps them by an item's identity, of which the question is a part. This one
+stands behind it, in the API process, and knows nothing of questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+import torch
+from cachetools import LRUCache
+from torch import Tensor
+from transformers import BatchFeature
+
+
+class PixelCache:
+    """Outputs for one item each, least recently used ones go first. For use by several threads."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._outputs: LRUCache[Hashable, BatchFeature] = LRUCache(capacity_bytes, _bytes)
+        self._lock = Lock()
+
+    def get(self, key: Hashable, process: Callable[[], BatchFeature]) -> BatchFeature:
+        """What `process` gave for the same key before, or gives now. Not to be changed."""
+        with self._lock:
+            output = self._outputs.get(key)
+        if output is None:
+            output = process()
+            with self._lock:
+                if _bytes(output) <= self._outputs.maxsize:
+                    self._outputs[key] = output
+        return output
+
+
+def joined(outputs: Sequence[BatchFeature]) -> BatchFeature:
+    """Of several items, as the HF processor gives them: one behind the other along the first axis.
+
+    Items of unlike shapes make a list.
+    """
+    names = dict.fromkeys(name for output in outputs for name in output)
+    return BatchFeature({name: _join([o[name] for o in outputs if name in o]) for name in names})
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    shapes = {part.shape[1:] if isinstance(part, Tensor) else None for part in parts}
+    if len(shapes) == 1 and None not in shapes:
+        return torch.cat(list(parts))
+    return [item for part in parts for item in part]
+
+
+def _bytes(output: BatchFeature) -> int:
+    return sum(tensor.nbytes for value in output.values() for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
