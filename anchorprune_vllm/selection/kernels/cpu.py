@@ -17,11 +17,17 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 import torch
+from llvmlite.binding import ffi
 from numpy.typing import NDArray
 from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import GRID
 from anchorprune_vllm.selection.expand import FARTHEST, Worth
+
+# llvmlite's library answers every name with a function of LLVM's, `__dict__` too. When an engine
+# starts on a CPU, vLLM looks into the `__dict__` of all there is, and would not start after this
+# import, as a second one in the same process does.
+ffi.lib._fntab["__dict__"] = {}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Floats = NDArray[Any]

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite.binding import ffi
 from torch import Tensor
 
 from anchorprune_vllm.selection import kernels
@@ -84,6 +87,16 @@ def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
     worth = Worth(torch.ones(tokens, dtype=torch.float64))
     expected = kernels.plain_host_expansion(features, worth, anchor, 10)
     assert cpu.lazy_expansion(features, worth, anchor, 10).tolist() == expected.tolist()
+
+
+def test_vllm_may_look_into_all_modules_beside_numba() -> None:
+    """As it does when an engine starts on a CPU."""
+    from vllm.triton_utils.dispatcher import _rebind_kernels
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _rebind_kernels([])
+    assert vars(ffi.lib) == {}
 
 
 def test_cpu_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
