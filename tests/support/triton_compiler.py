@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -32,6 +33,6 @@ def compiled_for(
         if kind.startswith("*")
     }
     source = ASTSource(kernel, signature, dict(constants), aligned)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", cache)
         return triton.compile(source, target=target, options=options)

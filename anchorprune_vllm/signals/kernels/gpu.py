@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 import triton
@@ -69,17 +68,17 @@ def _blocks(segments: Sequence[int], size: int) -> Tensor:
 
 @triton.jit(do_not_specialize=["tokens"])
 def row_log_sums(
-    query: Any,  # [T, heads, HEAD_SIZE]
-    key: Any,  # the same
-    log_sums: Any,  # [heads, T] float32, written: log2 of the sum of 2^(query . key * scale)
-    received: Any,  # not used
-    blocks: Any,  # [blocks, 3] int32 of `_blocks`
-    tokens: Any,  # T
-    query_stride: Any,
-    query_head_stride: Any,
-    key_stride: Any,
-    key_head_stride: Any,
-    scale: Any,
+    query: tl.tensor,  # [T, heads, HEAD_SIZE]
+    key: tl.tensor,  # the same
+    log_sums: tl.tensor,  # [heads, T] float32, written: log2 of the sum of 2^(query . key * scale)
+    received: tl.tensor,  # not used
+    blocks: tl.tensor,  # [blocks, 3] int32 of `_blocks`
+    tokens: tl.tensor,  # T
+    query_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    scale: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
     OWN: tl.constexpr,
@@ -107,17 +106,17 @@ def row_log_sums(
 
 @triton.jit(do_not_specialize=["tokens"])
 def column_means(
-    query: Any,  # as above
-    key: Any,
-    log_sums: Any,  # [heads, T] float32 of `row_log_sums`
-    received: Any,  # [heads, T] float32, written: mean attention from the queries of the segment
-    blocks: Any,
-    tokens: Any,
-    query_stride: Any,
-    query_head_stride: Any,
-    key_stride: Any,
-    key_head_stride: Any,
-    scale: Any,
+    query: tl.tensor,  # as above
+    key: tl.tensor,
+    log_sums: tl.tensor,  # [heads, T] float32 of `row_log_sums`
+    received: tl.tensor,  # [heads, T] float32, written: mean over the segment's queries
+    blocks: tl.tensor,
+    tokens: tl.tensor,
+    query_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    scale: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
     OWN: tl.constexpr,
@@ -143,7 +142,7 @@ def column_means(
 
 
 @triton.jit
-def _block(blocks: Any) -> Any:
+def _block(blocks: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """This program's row of `blocks`; begin is wide, as offsets may be beyond 2^31."""
     blocks += 3 * tl.program_id(0)
     return tl.load(blocks).to(tl.int64), tl.load(blocks + 1), tl.load(blocks + 2)
@@ -151,14 +150,14 @@ def _block(blocks: Any) -> Any:
 
 @triton.jit
 def _rows(
-    tensor: Any,
-    stride: Any,
-    first: Any,
-    length: Any,
+    tensor: tl.tensor,
+    stride: tl.tensor,
+    first: tl.tensor,
+    length: tl.tensor,
     ROWS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """[ROWS, CHANNELS] from a row on; zeros behind the segment and the head."""
     rows = first + tl.arange(0, ROWS)
     channels = tl.arange(0, CHANNELS)
