@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.bench_attention import measure_received_attention
+from anchorprune_vllm.tools.bench_attention import measure_growth, measure_received_attention
 from anchorprune_vllm.tools.bench_memory import measure_peak_memory
 from anchorprune_vllm.tools.bench_selection import (
     SHAPES,
@@ -30,6 +30,7 @@ def run_bench(repeats: int) -> None:
         _crops,
         _steps,
         _received_attention,
+        _received_attention_alone,
         _videos,
         _peak_memory,
     ):
@@ -94,6 +95,21 @@ def _received_attention(repeats: int, device: torch.device) -> Table:
             _beside(cost.with_importance_ms, cost.tower_ms, "ms"),
             f"{cost.tower_mebibytes:.0f} MiB",
             _beside(cost.with_importance_mebibytes, cost.tower_mebibytes, "MiB"),
+        )
+    return table
+
+
+def _received_attention_alone(repeats: int, device: torch.device) -> Table:
+    table = _table(
+        "Received attention alone", *("tokens", "time", "per pair of tokens", "peak", "per token")
+    )
+    for cost in measure_growth([576, 1024, 2048, 4096, 8192, 16384], min(repeats, 3)):
+        table.add_row(
+            str(cost.tokens),
+            f"{cost.milliseconds:.1f} ms",
+            f"{1e6 * cost.milliseconds / cost.tokens**2:.2f} ns",
+            f"{cost.mebibytes:.1f} MiB",
+            f"{1024 * cost.mebibytes / cost.tokens:.2f} KiB",
         )
     return table
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
+from anchorprune_vllm.signals.attention import received_attention
 from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes, side_by_side
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
@@ -59,3 +60,30 @@ def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
     times = side_by_side([plain, with_importance], repeats)
     peaks = [peak_bytes(call) / 2**20 for call in (plain, with_importance)]
     return AttentionCost(side * side, *times, *peaks)
+
+
+@dataclass(frozen=True)
+class AttentionGrowth:
+    """Received attention alone, for tokens that all attend to each other."""
+
+    tokens: int
+    milliseconds: float
+    mebibytes: float
+
+
+def measure_growth(lengths: Sequence[int], repeats: int) -> list[AttentionGrowth]:
+    """With heads as large as the 7B model's, and an eighth of them, as above."""
+    return [_measure_alone(tokens, repeats) for tokens in lengths]
+
+
+def _measure_alone(tokens: int, repeats: int) -> AttentionGrowth:
+    on_gpu = torch.cuda.is_available()
+    query, key = torch.randn(2, tokens, 2, 80, device="cuda" if on_gpu else "cpu")
+    if on_gpu:
+        query, key = query.bfloat16(), key.bfloat16()
+
+    def call() -> None:
+        received_attention(query, key, [tokens], 80**-0.5)
+
+    (spent,) = side_by_side([call], repeats)
+    return AttentionGrowth(tokens, spent, peak_bytes(call) / 2**20)

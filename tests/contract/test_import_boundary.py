@@ -25,7 +25,7 @@ def loaded_by(module: str, candidates: list[str]) -> list[str]:
         ("anchorprune_vllm", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.budget", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.selection", ["vllm", "transformers"]),
-        ("anchorprune_vllm.signals.attention", ["vllm", "transformers"]),
+        ("anchorprune_vllm.signals.attention", ["vllm", "transformers", "triton"]),
         ("anchorprune_vllm.signals.clip", ["vllm"]),
         ("anchorprune_vllm.pruner", ["vllm", "transformers"]),
     ],

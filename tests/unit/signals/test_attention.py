@@ -36,12 +36,17 @@ def dense(query: Tensor, key: Tensor, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("segments", [[1], [7], [30, 1, 12], [9] * 5])
-@pytest.mark.parametrize("block", [0, 1, 3, 64])
+@pytest.mark.parametrize(("rows", "numbers"), [(1, 1), (3, 1), (2, 100), (4, 200), (128, 2**20)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_received_equals_the_mean_of_dense_columns(
-    segments: list[int], block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    segments: list[int],
+    rows: int,
+    numbers: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_BLOCK_ROWS", block)
+    monkeypatch.setattr(attention, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(attention, "_BLOCK_NUMBERS", numbers)
     query, key = (3 * torch.randn(2, sum(segments), 4, 8)).to(dtype)
     expected = [
         dense(q, k, 0.3).mean(1).sum(0)
@@ -52,15 +57,34 @@ def test_received_equals_the_mean_of_dense_columns(
     assert received.sum() == pytest.approx(4 * len(segments))
 
 
+def test_received_has_no_gradient() -> None:
+    query, key = torch.randn(2, 12, 2, 8)
+    expected = received_attention(query, key, [12], 0.3)
+    assert torch.equal(received_attention(query.requires_grad_(), key, [12], 0.3), expected)
+
+
 def test_received_holds_no_matrix() -> None:
-    """Peak memory per token stays the same when there are four times as many."""
+    """Peak memory per token stays the same when there are twice as many."""
     peaks = []
-    for tokens in (2048, 8192):
-        query, key = torch.randn(2, tokens, 2, 8)
+    for tokens in (8192, 16384):
+        query, key = torch.randn(2, tokens, 1, 8)
         call = partial(received_attention, query, key, [tokens], 0.3)
         peaks.append(peak_bytes(call) / tokens)
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
-    assert peaks[1] < 3 * 4 * 2 * attention._BLOCK_ROWS
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
+    assert peaks[1] < 1.1 * 1024
+
+
+@pytest.mark.parametrize("segments", [[], [5], [7, 1], [7, 0], [8, -1]])
+def test_segments_have_to_make_up_the_tokens(segments: list[int]) -> None:
+    query, key = torch.randn(2, 7, 2, 8)
+    with pytest.raises(ValueError, match=r"do not make up 7 tokens: give their lengths, at least"):
+        received_attention(query, key, segments, 0.3)
+
+
+def test_keys_are_not_copied_for_one_row() -> None:
+    """They lie side by side with queries and values, as a tower has them."""
+    query, key, _ = torch.randn(4, 256, 3 * 512).chunk(3, 2)
+    assert peak_bytes(partial(cls_attention, query, key, 8, 0.3)) < key.nbytes / 5
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -87,6 +87,13 @@ def test_bench_looks_into_the_tower() -> None:
     assert cost.with_importance_mebibytes > cost.tower_mebibytes > 0
 
 
+def test_bench_measures_received_attention_alone() -> None:
+    costs = bench_attention.measure_growth([100, 12_000], repeats=1)
+    assert [cost.tokens for cost in costs] == [100, 12_000]
+    assert 0 < costs[0].milliseconds < costs[1].milliseconds
+    assert costs[0].mebibytes <= costs[1].mebibytes < 12_000 * 12_000 * 4 / 2**20 / 10
+
+
 def test_bench_measures_a_video() -> None:
     (cost,) = bench_video.measure_videos([2], kept=64, repeats=1)
     assert (cost.frames, cost.tokens, cost.kept) == (2, 2 * 13 * 14, 64)
