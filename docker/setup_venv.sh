@@ -52,7 +52,8 @@ esac
 # --- is there anything to do -------------------------------------------------------------------
 
 identity="$version $VENV"
-contents=$(cat pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml} - <<<"$EXTRAS" | cksum)
+sources=(pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml})
+contents=$(cat "${sources[@]}" - <<<"$EXTRAS" | cksum)
 
 line() { sed -n "$1p" "$stamp" 2>/dev/null; }
 is_complete() { [ -x "$VENV/bin/python" ] && [ "$(line 1)" = "$identity" ]; }
