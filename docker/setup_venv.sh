@@ -5,6 +5,7 @@
 #
 #   PYTHON   interpreter to use          (default: python3.11 if there, else python3)
 #   VENV     where the environment goes  (default: .venv in the repository)
+#   EXTRAS   optional parts of the project (default: dev,eval; empty for none of them)
 #
 # A second run returns at once. After a change to pyproject.toml the environment is brought up to
 # date in place; after an interruption, or for another Python or device, it is made anew.
@@ -17,6 +18,8 @@ TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
 VENV=${VENV:-.venv}
+EXTRAS=${EXTRAS-dev,eval}
+project=.${EXTRAS:+[$EXTRAS]}
 case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
 stamp=$VENV/.complete  # written last, removed first: without it the contents cannot be trusted
 log=$VENV/setup.log
@@ -49,7 +52,8 @@ esac
 # --- is there anything to do -------------------------------------------------------------------
 
 identity="$version $VENV"
-contents=$(cat pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml} | cksum)
+sources=(pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml})
+contents=$(cat "${sources[@]}" - <<<"$EXTRAS" | cksum)
 
 line() { sed -n "$1p" "$stamp" 2>/dev/null; }
 is_complete() { [ -x "$VENV/bin/python" ] && [ "$(line 1)" = "$identity" ]; }
@@ -123,11 +127,11 @@ if [ $device = cpu ]; then
     rm -rf "$VENV/cpu-bridge" && cp -R docker/cpu-bridge "$VENV/cpu-bridge"
     pip_install_or_fail -c "$constraints" "$VENV/cpu-bridge"
 
-    step "anchorprune-vllm from this folder, and the tools for its tests (60 MB)"
-    pip_install_or_fail -c "$constraints" --editable ".[dev,eval]"
+    step "anchorprune-vllm from this folder${EXTRAS:+, and what it needs for $EXTRAS (60 MB)}"
+    pip_install_or_fail -c "$constraints" --editable "$project"
 else
     step "vLLM 0.32 for CUDA, anchorprune-vllm from this folder, test tools (several GB)"
-    pip_install_or_fail --editable ".[dev,eval]"
+    pip_install_or_fail --editable "$project"
 fi
 
 printf '%s\n' "$identity" "$contents" "$device" >"$stamp"

@@ -2,7 +2,8 @@
 """The changes made to vLLM at run time, where it offers no hook: listed as data, applied once.
 
 Each says what it changes, why no hook avoids it, and when it can go. A target that is gone stops
-vLLM with a clear error instead of being passed over.
+vLLM with a clear error instead of being passed over. For each, `patches/` in the repository has the
+change to vLLM that makes it needless: a vLLM with that change is left as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from anchorprune_vllm.cli import add_flags
 from anchorprune_vllm.compat.cpu_model_runner import wrap_load_model
 from anchorprune_vllm.compat.engine_args import (
+    check_model_config,
     wrap_add_cli_args,
     wrap_create_model_config,
 )
@@ -23,7 +26,7 @@ _ORIGINAL = "__anchorprune_original__"
 
 @dataclass(frozen=True)
 class Patch:
-    """Replaces `owner.name` with `wrap(original)`."""
+    """Replaces `owner.name` with `wrap(original)`, unless vLLM has what `diff` adds."""
 
     owner: str
     """"module:Class"."""
@@ -31,13 +34,23 @@ class Patch:
     wrap: Callable[[Any], Any]
     why: str
     until: str
+    diff: str
+    """File in `patches/`."""
+    added: str
+    """"module:function" or "module:Class.method" that the diff adds."""
+    registered: Callable[..., None] | None = None
+    """What to give to the added function, once it is there; None: nothing."""
     only_on_cpu: bool = False
     """Not even looked at where vLLM runs on another platform."""
 
     def apply(self) -> None:
         """Idempotent; raises RuntimeError when vLLM no longer has the target."""
-        module, class_name = self.owner.split(":")
-        owner = getattr(importlib.import_module(module), class_name, None)
+        added = _find(self.added)
+        if added is not None:
+            if self.registered is not None:
+                added(self.registered)
+            return
+        owner = _find(self.owner)
         original = None if owner is None else vars(owner).get(self.name)
         if original is None:
             raise RuntimeError(
@@ -49,6 +62,20 @@ class Patch:
         replacement = self.wrap(original)
         setattr(_function(replacement), _ORIGINAL, original)
         setattr(owner, self.name, replacement)
+
+
+def _find(path: str) -> Any:
+    """What "module:name" or "module:name.name" names, or None."""
+    module, names = path.split(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # the module is there, something that it imports is not
+        return None
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _function(attribute: Any) -> Any:
@@ -63,6 +90,9 @@ PATCHES = (
         wrap=wrap_add_cli_args,
         why="general plugins cannot add command-line flags",
         until="vLLM lets a general plugin extend the parser",
+        diff="0001-engine-args-cli-hook.patch",
+        added="vllm.engine.arg_utils:register_cli_args",
+        registered=add_flags,
     ),
     Patch(
         owner="vllm.engine.arg_utils:EngineArgs",
@@ -71,6 +101,9 @@ PATCHES = (
         why="unknown keys of hf_overrides are never looked at for models that are not ours, and "
         "errors in them would only show in the worker",
         until="vLLM lets a general plugin check the model config",
+        diff="0002-model-config-hook.patch",
+        added="vllm.engine.arg_utils:register_model_config_hook",
+        registered=check_model_config,
     ),
     Patch(
         owner="vllm.v1.worker.cpu_model_runner:CPUModelRunner",
@@ -79,6 +112,8 @@ PATCHES = (
         why="it overrides the GPU runner's `load_model` and leaves out the lines that look whether "
         "the model's embeddings carry positions",
         until="vLLM's CPU runner looks, as its GPU runners do",
+        diff="0003-cpu-runner-multimodal-encoding.patch",
+        added="vllm.v1.worker.gpu_model_runner:GPUModelRunner._setup_multimodal_encoding",
         only_on_cpu=True,
     ),
 )

@@ -24,22 +24,27 @@ def wrap_add_cli_args(original: staticmethod) -> staticmethod:  # type: ignore[t
 
 
 def wrap_create_model_config(original: Any) -> Any:
-    """Refuse settings that cannot work, at start-up, in one line."""
+    """Look at each model config as soon as it is made."""
 
     @functools.wraps(original)
     def create_model_config(self: Any) -> Any:
-        from anchorprune_vllm.plugin import check_model
-
         model_config = original(self)
-        try:
-            check_model(self, model_config)
-        except ValueError as error:
-            overrides = self.hf_overrides
-            settings = overrides.get(CONFIG_KEY) if isinstance(overrides, dict) else None
-            if isinstance(settings, CommandLineSettings):
-                # On the command line the message is all that helps: no traceback.
-                raise SystemExit(f"vllm: error: {error}") from error
-            raise
+        check_model_config(self, model_config)
         return model_config
 
     return create_model_config
+
+
+def check_model_config(engine_args: Any, model_config: Any) -> None:
+    """Refuse settings that cannot work, at start-up, in one line."""
+    from anchorprune_vllm.plugin import check_model
+
+    try:
+        check_model(engine_args, model_config)
+    except ValueError as error:
+        overrides = engine_args.hf_overrides
+        settings = overrides.get(CONFIG_KEY) if isinstance(overrides, dict) else None
+        if isinstance(settings, CommandLineSettings):
+            # On the command line the message is all that helps: no traceback.
+            raise SystemExit(f"vllm: error: {error}") from error
+        raise

@@ -47,12 +47,3 @@ def test_registering_twice_patches_once() -> None:
 def patched(patch: Patch) -> object:
     module, owner = patch.owner.split(":")
     return vars(getattr(importlib.import_module(module), owner))[patch.name]
-
-
-@pytest.mark.parametrize(
-    "owner", ["vllm.engine.arg_utils:Gone", "vllm.engine.arg_utils:EngineArgs"]
-)
-def test_a_target_that_is_gone_is_an_error(owner: str) -> None:
-    patch = Patch(owner, "gone", lambda original: original, why="", until="")
-    with pytest.raises(RuntimeError, match=r"this vLLM has no .*\.gone, which the plugin extends"):
-        patch.apply()
