@@ -226,14 +226,17 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _process_media(
         self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        """The HF processor's outputs, for media that are not known from an earlier question."""
+        """The HF processor's outputs, made now or for an earlier question.
+
+        Each item is prepared alone: beside a larger one, a picture would get empty tiles.
+        """
         requests, plain = _ours(hf_kwargs), _without_ours(hf_kwargs)
         process = super()._apply_hf_processor_main
-        if not mm_items or not all(requests.get(modality) for modality in mm_items):
-            return process(mm_items, plain)  # nothing, or the client's own embeddings
-        outputs = []
+        # The client's own embeddings, or nothing at all.
+        others = {modality for modality in mm_items if not requests.get(modality)}
+        outputs = [process(mm_items.select(others), plain)] if others or not mm_items else []
         for modality, items in mm_items.items():
-            for number, request in enumerate(requests[modality]):
+            for number, request in enumerate(requests.get(modality, ())):
                 item = items.get(number)
                 alone = self.info.parse_mm_data({modality: [item]}, validate=False)
                 # The shape too: a client's uuid may name another picture later.

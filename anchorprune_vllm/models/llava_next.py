@@ -84,10 +84,7 @@ class _Images:
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         candidates = [self._places(i) >= 0 for i in items]
-        # An image processed beside a larger one carries empty tiles behind its own.
-        units = [len(patches) for patches in candidates]
-        tiles = [self._tiles[i][:count] for i, count in zip(items, units, strict=True)]
-        encoded = encode_clip_tiles(self._model, torch.cat(tiles))
+        encoded = encode_clip_tiles(self._model, torch.cat([self._tiles[i] for i in items]))
         # One index for all images. Of numbers: a mask would have to be counted on the device first.
         numbers = torch.cat(candidates).flatten().nonzero().squeeze(1)
         index = to_device(numbers, encoded.hidden.device)

@@ -91,10 +91,8 @@ class _Images:
         self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        # An image processed beside a larger one carries empty tiles behind its own.
-        grids = [grid_of(self._model.config, self._sizes[i].tolist()) for i in items]
-        counts = [1 + rows * columns for rows, columns in grids]
-        tiles = [self._tiles[i][:count] for i, count in zip(items, counts, strict=True)]
+        tiles = [self._tiles[i] for i in items]
+        counts = [len(image) for image in tiles]
 
         def merge(patches: Tensor) -> list[Tensor]:
             """[T, P, C] as the model lays each image out, without newlines: [N, C]."""

@@ -39,7 +39,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["demo", "--images", "0"], "'0' is not a whole number of at least 1"),
         (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
-        (["demo-model", "d", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
+        (["demo-model", "d", "--arch", "x"], f"--arch {{trained,{','.join(ARCHITECTURES)}}}]"),
         (["bench", "--repeats", "-1"], "is not a whole number of at least 1"),
         ([], "the following arguments are required: COMMAND"),
     ],
