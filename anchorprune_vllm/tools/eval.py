@@ -61,7 +61,7 @@ def run_eval(wanted: Evaluation) -> Results:
     methods = parse_methods(wanted.methods)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
-    files = _check_model(wanted.model)
+    files = check_model(wanted.model)
     data = load_data(wanted.data, wanted.limit)
     text_encoder = wanted.text_encoder
     if text_encoder is None and (beside := find_text_encoder(Path(wanted.model))):
@@ -181,7 +181,7 @@ def _line(run: Run) -> str:
     )
 
 
-def _check_model(model: str) -> str | None:
+def check_model(model: str) -> str | None:
     """Identifies the files of a local model; None for one on the hub; ValueError for neither."""
     directory = Path(model)
     if not directory.is_dir():
