@@ -158,8 +158,8 @@ def _ends(anchors: tuple[UnitAnchor, ...]) -> str:
         (one,) = anchors
         bounds = f"K_min {one.minimum}, K_max {one.maximum}"
         if one.ended_by == "novel tokens":
-            return f"{bounds}; ended at rank {one.size}: {len(one.novel)} tokens looked new"
-        return f"{bounds}; ended there: {len(one.novel)} tokens looked new"
+            return f"{bounds}; ended at {one.size}: {len(one.novel)} tokens looked new"
+        return f"{bounds}; ended at K_max: {len(one.novel)} looked new"
     sizes = _span([one.size for one in anchors])
     bounds = (
         f"K_min {_span([one.minimum for one in anchors])}, "
@@ -167,8 +167,8 @@ def _ends(anchors: tuple[UnitAnchor, ...]) -> str:
     )
     by_novel = sum(one.ended_by == "novel tokens" for one in anchors)
     return (
-        f"{len(anchors)} units with {sizes} each; {bounds}; ended by new tokens in {by_novel}, "
-        f"at K_max in {len(anchors) - by_novel}"
+        f"{len(anchors)} units with {sizes} each; {bounds}; ended by tokens that looked new in "
+        f"{by_novel}, at K_max in {len(anchors) - by_novel}"
     )
 
 

@@ -15,12 +15,12 @@ VEILS: Mapping[State, float] = {"dropped": 0.72, "merged": 0.36}
 HEAT_OPACITY = 0.72
 
 LEGEND = (
-    ("anchor", "anchor: what the question asks for"),
-    ("context", "context, or kept by another method"),
+    ("anchor", "anchor: most relevant to the question"),
+    ("context", "context, or what another method keeps"),
     ("merged", "summed into a kept one"),
     ("dropped", "dropped"),
 )
-DOT = "dot: looked new, and counts towards the end of the anchor"
+DOT = "looked new: enough of these end the anchor"
 
 _HEAT = ((24, 15, 60), (98, 25, 110), (188, 55, 84), (243, 132, 40), (252, 245, 150))
 
