@@ -13,7 +13,8 @@ from anchorprune_vllm.selection import Candidates, KeptTokens
 
 def record_selections(pruner: VisualPruner) -> list[tuple[Candidates, KeptTokens]]:
     """A list that gets all items from now on."""
-    method, record = pruner._method, []
+    method = pruner._method
+    record: list[tuple[Candidates, KeptTokens]] = []
 
     def select(items: Sequence[Candidates]) -> list[KeptTokens]:
         kept = method.select(items)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -131,13 +132,13 @@ class Explanation:
         }
 
 
-def scaled(scores: tuple[float, ...]) -> list[float]:
+def scaled(scores: Sequence[float]) -> list[float]:
     """Stretched to 0..1; all 0 if they are all equal."""
     low, high = min(scores), max(scores)
     return [(score - low) / ((high - low) or 1) for score in scores]
 
 
-def ranks(scores: tuple[float, ...]) -> list[int]:
+def ranks(scores: Sequence[float]) -> list[int]:
     """1 for the highest; of equal ones the first comes first, as in selection."""
     order = sorted(range(len(scores)), key=lambda token: -scores[token])
     rank = [0] * len(scores)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 from vllm.platforms import current_platform
 from vllm.renderers import ChatParams, renderer_from_config
 
@@ -37,6 +38,7 @@ class Look:
 
 def load(model: str, settings: dict[str, Any], engine_args: dict[str, Any]) -> LocalModel:
     """A model with a method's settings. Inside `one_rank`."""
+    disable_progress_bar()
     defaults: dict[str, Any] = {
         "max_model_len": None,
         "mm_processor_cache_gb": 0,

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from PIL import Image, ImageDraw, ImageFont
 
-from anchorprune_vllm.tools.explain.explanation import Explanation, MethodView, Panel, scaled
+from anchorprune_vllm.tools.explain.explanation import (
+    Explanation,
+    MethodView,
+    Panel,
+    State,
+    scaled,
+)
 from anchorprune_vllm.tools.explain.style import (
     DOT,
     HEAT_OPACITY,
@@ -21,9 +27,9 @@ from anchorprune_vllm.tools.explain.views import Box, View
 
 _TEXT, _TITLE = 14, 19
 _MARGIN = 18
-_WIDEST, _NARROWEST = 2100, 900
+_WIDEST, _NARROWEST = 2200, 900  # six square cells
 _CELL = 340  # side of a square view; others have about its area
-_INK, _PAPER = "#1a1a1a", "white"
+_INK, _PAPER, _FRAME = "#1a1a1a", "white", "#b0b4ba"
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,8 @@ def draw_panel(view: View, panel: Panel) -> Image.Image:
             line = max(2, (right - left) // 10)
             draw.rectangle((left, top, right - 1, bottom - 1), outline=OUTLINES[state], width=line)
     for token in (token for anchor in panel.anchors for token in anchor.novel):
-        left, top, right, bottom = boxes[token]
-        middle, radius = ((left + right) / 2, (top + bottom) / 2), max(2.0, (right - left) / 7)
+        x0, y0, x1, y1 = boxes[token]
+        middle, radius = ((x0 + x1) / 2, (y0 + y1) / 2), max(2.0, (x1 - x0) / 7)
         draw.circle(middle, radius, fill=OUTLINES["anchor"], outline=_PAPER)
     return picture
 
@@ -139,6 +145,8 @@ def _row(cells: Sequence[_Cell], width: int) -> Image.Image:
         left = _MARGIN + number * (wide + _MARGIN)
         draw.text((left, 0), caption, _INK, font, spacing=4)
         row.paste(cell.picture, (left, room))
+        frame = (left - 1, room - 1, left + wide, room + high)
+        draw.rectangle(frame, outline=_FRAME)
     return row
 
 
@@ -152,7 +160,7 @@ def _text_row(text: str, width: int, size: int) -> Image.Image:
 def _legend(width: int) -> Image.Image:
     """What colours mean, as far as the page is wide on one line or more."""
     font, side = _font(_TEXT), _TEXT
-    entries = [*LEGEND, (None, DOT)]
+    entries: list[tuple[State | None, str]] = [*LEGEND, (None, DOT)]
     places, left, top = [], _MARGIN, 8
     for _, words in entries:
         length = side + 8 + int(font.getlength(words))

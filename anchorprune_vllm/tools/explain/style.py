@@ -14,7 +14,7 @@ VEILS: Mapping[State, float] = {"dropped": 0.72, "merged": 0.36}
 """How much of a token's pixels is black."""
 HEAT_OPACITY = 0.72
 
-LEGEND = (
+LEGEND: tuple[tuple[State, str], ...] = (
     ("anchor", "anchor: most relevant to the question"),
     ("context", "context, or what another method keeps"),
     ("merged", "summed into a kept one"),

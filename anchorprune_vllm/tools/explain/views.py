@@ -30,7 +30,7 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom, in pixels of the view."""
 
 _FRAMES_IN_A_ROW = 8
-_BACKGROUND = "white"
+_BACKGROUND = "#dce0e6"
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def _base_and_picture(
     if left.numel() and grid[0]:  # of a very flat picture nothing is left
         top, start = divmod(int(left[0, 0]), columns * side)
         bottom, end = divmod(int(left[-1, -1]), columns * side)
-        edges = (start, top, end + 1, bottom + 1)
-        shown = whole.crop(tuple(patch * edge for edge in edges))
+        shown = whole.crop((patch * start, patch * top, patch * (end + 1), patch * (bottom + 1)))
         parts.append(_Part("all crops", shown, _grid(shown.size, *grid), 0, 1))
     return parts
 
