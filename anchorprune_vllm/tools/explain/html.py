@@ -69,7 +69,8 @@ def _style(view: View) -> str:
 .row{{display:flex;flex-wrap:wrap;gap:18px}}
 figure{{margin:0;width:{wide}px;max-width:100%}}
 figcaption{{min-height:4.2em}}
-svg{{width:100%;display:block;outline:1px solid #b0b4ba;background:url({as_data_url(view.picture)}) 0 0/100% 100%}}
+svg{{width:100%;display:block;outline:1px solid #b0b4ba}}
+svg{{background:url({as_data_url(view.picture)}) 0 0/100% 100%}}
 text{{font:{_token_width(view):.1f}px sans-serif}}
 .legend span{{margin-right:24px}}
 .legend i{{display:inline-block;box-sizing:border-box;width:14px;height:14px;margin-right:6px}}
