@@ -30,6 +30,14 @@ class Unit(NamedTuple):
     maximum: int  # K_max, from `minimum` to `size`
 
 
+class AnchorWalk(NamedTuple):
+    """How the anchors of U units grew, rank by rank. Behind a unit's K_max nothing is counted."""
+
+    token: Tensor  # [U, ranks] int64: the tokens by falling relevance, counted over all items
+    novel: Tensor  # [U, ranks] bool: behind the first K_min, and far from all of those
+    kept: Tensor  # [U, ranks] bool: the anchor
+
+
 def relevance_anchors(
     relevance: Sequence[Tensor],
     features: Sequence[Tensor],
@@ -37,7 +45,28 @@ def relevance_anchors(
     tau: float,
     patience: int,
 ) -> list[Tensor]:
-    """Mark the anchor tokens of every unit of every item, all units in one padded batch.
+    """Mark the anchor tokens of every unit of every item: arguments of `walk_ranks`.
+
+    Returns:
+        Per item [N_i] bool.
+    """
+    walk = walk_ranks(relevance, features, units, tau, patience)
+    lengths = [len(scores) for scores in relevance]
+    total = sum(lengths)
+    # One more than there are tokens: ranks that are out write to that one.
+    anchor = torch.zeros(total + 1, dtype=torch.bool, device=walk.kept.device)
+    anchor.scatter_(0, torch.where(walk.kept, walk.token, total).flatten(), True)
+    return list(torch.split(anchor[:total], lengths))
+
+
+def walk_ranks(
+    relevance: Sequence[Tensor],
+    features: Sequence[Tensor],
+    units: Sequence[Sequence[Unit]],
+    tau: float,
+    patience: int,
+) -> AnchorWalk:
+    """Grow the anchors of every unit of every item, all units in one padded batch.
 
     Every shape follows from `units`, which the host knows: the host never waits for the device.
 
@@ -47,14 +76,10 @@ def relevance_anchors(
         units: per item, the units that have an anchor; at least one.
         tau: cosine distance above which a token counts as novel.
         patience: number of novel tokens at which the anchor ends.
-
-    Returns:
-        Per item [N_i] bool.
     """
     lengths = [len(scores) for scores in relevance]
     total = sum(lengths)
     device = features[0].device
-    anchor = torch.zeros(total + 1, dtype=torch.bool, device=device)  # the last is a dump
 
     # 1. Bounds of the U units as columns [U, 1], in one copy to the device. `first` counts tokens
     #    within the item, `offset` is where the item begins among the tokens of all items.
@@ -90,7 +115,4 @@ def relevance_anchors(
     novel = (novelty > tau) & (rank >= minimum)
     before = novel.cumsum(1) - novel.long()
     kept = (rank < minimum) | ((rank < maximum) & (before < patience))
-
-    # 5. Back to tokens; ranks that are out write to the dump.
-    anchor.scatter_(0, torch.where(kept, offset + token, total).flatten(), True)
-    return list(torch.split(anchor[:total], lengths))
+    return AnchorWalk(offset + token, novel, kept)

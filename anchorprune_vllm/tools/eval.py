@@ -61,7 +61,7 @@ def run_eval(wanted: Evaluation) -> Results:
     methods = parse_methods(wanted.methods)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
-    _check_model(wanted.model)
+    check_model(wanted.model)
     data = load_data(wanted.data, wanted.limit)
     text_encoder = wanted.text_encoder
     if text_encoder is None and (beside := find_text_encoder(Path(wanted.model))):
@@ -181,7 +181,7 @@ def _line(run: Run) -> str:
     )
 
 
-def _check_model(model: str) -> None:
+def check_model(model: str) -> None:
     """Raise ValueError for what is neither a local model nor the name of one on the hub."""
     directory = Path(model)
     if not directory.is_dir():

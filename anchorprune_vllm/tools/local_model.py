@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's processor and model in this process, without an engine: for benchmarks and tests."""
+"""vLLM's processor and model in this process, without an engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_rank(scratch: Path) -> Iterator[None]:
 
 
 class LocalModel:
-    """A pruned demo model, loaded, and its processor.
+    """A pruned model, loaded, and its processor.
 
     To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`, and `settings` of
     pruning.
@@ -50,7 +50,7 @@ class LocalModel:
         anchorprune_vllm.register()
         prune = {"budget": 16, "feature_cache_mb": 8, **options.pop("settings", {})}
         if text_encoder := find_text_encoder(path):
-            prune["text_encoder"] = str(text_encoder)
+            prune.setdefault("text_encoder", str(text_encoder))
         defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
         overrides = {"anchorprune": prune, **options.pop("hf_overrides", {})}
         self.config = EngineArgs(

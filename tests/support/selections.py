@@ -1,34 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A look at what a pruner's method is given, and what it gives back."""
 
-from __future__ import annotations
+from anchorprune_vllm.tools.selections import record_selections, recorded_selections
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-
-from anchorprune_vllm.pruner import VisualPruner
-from anchorprune_vllm.selection import Candidates, KeptTokens
-
-
-def record_selections(pruner: VisualPruner) -> list[tuple[Candidates, KeptTokens]]:
-    """A list that gets all items from now on."""
-    method, record = pruner._method, []
-
-    def select(items: Sequence[Candidates]) -> list[KeptTokens]:
-        kept = method.select(items)
-        record.extend(zip(items, kept, strict=True))
-        return kept
-
-    pruner._method = replace(method, select=select)
-    return record
-
-
-@contextmanager
-def recorded_selections(pruner: VisualPruner) -> Iterator[list[tuple[Candidates, KeptTokens]]]:
-    """The same, while entered."""
-    method = pruner._method
-    try:
-        yield record_selections(pruner)
-    finally:
-        pruner._method = method
+__all__ = ["record_selections", "recorded_selections"]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune explain`: look at an item with each method, and write what was seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
+from anchorprune_vllm.tools.eval import check_model
+from anchorprune_vllm.tools.eval_plan import parse_methods
+from anchorprune_vllm.tools.explain.explanation import Explanation
+from anchorprune_vllm.tools.explain.media import read_asked
+
+DEMO = "demo"
+"""In place of a model: the trained demo model, made where `anchorprune demo` has its models."""
+_DEMO_MODEL = Path(".demo") / TRAINED
+_SUFFIXES = (".png", ".html")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    model: str
+    media: str
+    question: str | None
+    budgets: tuple[str, ...]
+    methods: tuple[str, ...] = ("anchorprune",)
+    query: str = "turn"
+    text_encoder: str | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    out: Path = Path("explain.png")
+    json: Path | None = None
+
+
+def run_explain(wanted: Wanted) -> Explanation:
+    """Write the files, and print their names and the captions."""
+    # Whatever can be wrong is found before the model is loaded.
+    _check_outputs(wanted)
+    explanation = explain(wanted)
+    if wanted.out.suffix == ".html":
+        from anchorprune_vllm.tools.explain.html import page
+
+        wanted.out.write_text(page(explanation), encoding="utf-8")
+    else:
+        from anchorprune_vllm.tools.explain.png import draw
+
+        draw(explanation).save(wanted.out)
+    if wanted.json is not None:
+        text = json.dumps(explanation.to_json())
+        wanted.json.write_text(text + "\n", encoding="utf-8")
+    print(f"{explanation.question} ({explanation.media})")
+    tokens = len(explanation.view.tokens)
+    for method in explanation.methods:
+        for panel in method.panels:
+            print(f"  {method.method}: {'; '.join(panel.caption(tokens))}")
+    print(f"Written: {', '.join(str(path) for path in (wanted.out, wanted.json) if path)}")
+    return explanation
+
+
+def explain(wanted: Wanted) -> Explanation:
+    """Look with each method in turn: a server has one, and so does a loaded model."""
+    asked = read_asked(wanted.media, wanted.question)
+    methods = parse_methods(wanted.methods)
+    model = wanted.model
+    if model == DEMO:
+        make_demo_model(_DEMO_MODEL, arch=TRAINED)
+        model = str(_DEMO_MODEL)
+    check_model(model)
+    shared: dict[str, Any] = {"query": wanted.query}
+    if wanted.text_encoder is not None:
+        shared["text_encoder"] = wanted.text_encoder
+
+    from anchorprune_vllm.tools.explain.look import load, look
+    from anchorprune_vllm.tools.local_model import one_rank
+
+    looks = []
+    with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
+        for method in methods:
+            settings = {**method.settings(), **shared}
+            loaded = load(model, settings, dict(wanted.engine_args))
+            looks.append(look(loaded, asked, str(method), wanted.budgets))
+            del loaded  # before the next takes its memory
+    return Explanation(
+        model=wanted.model,
+        media=asked.name,
+        question=asked.question,
+        view=looks[0].view,
+        methods=tuple(each.method for each in looks),
+    )
+
+
+def _check_outputs(wanted: Wanted) -> None:
+    if wanted.out.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"--out is {wanted.out}: give a name that ends in {' or '.join(_SUFFIXES)}"
+        )
+    for path in (wanted.out, wanted.json):
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no directory {path.parent}")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written: choose another name or directory")
