@@ -32,6 +32,7 @@ from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.plan import (
     ItemPlan,
     MediaTokens,
@@ -57,6 +58,8 @@ class _Request:
     media_hash: str
     budget: Budget
     query: str
+    lacks_query: bool
+    """A question was looked for, and none was found."""
 
     def identity(self, fingerprint: str) -> dict[str, str]:
         """What, besides the media, decides the item's embeddings."""
@@ -66,6 +69,17 @@ class _Request:
 
 
 _Requests = Mapping[str, Sequence[_Request]]
+
+
+class _DummyInputs(ProcessorInputs):
+    """vLLM's own, for warming up and profiling: no request."""
+
+
+@dataclass
+class _CountedDetails(PromptUpdateDetails):
+    """Placeholders that know how many there would be; vLLM's cache of processed items keeps it."""
+
+    unpruned: int = 0
 
 
 class PruningProcessor(BaseMultiModalProcessor):
@@ -156,10 +170,39 @@ class PruningProcessor(BaseMultiModalProcessor):
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
             requests[modality] = [
-                _Request(item_hash, budget or self.prune_config.budget_for(modality), item_words)
+                _Request(
+                    item_hash,
+                    budget or self.prune_config.budget_for(modality),
+                    item_words,
+                    lacks_query=self._asks and scope != "none" and not item_words.strip(),
+                )
                 for item_hash, item_words in zip(hashes[modality], found, strict=True)
             ]
         return requests
+
+    # -- metrics ---------------------------------------------------------------------------------
+
+    def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> ProcessorInputs:
+        return _DummyInputs(**vars(super().get_dummy_inputs(*args, **kwargs)))
+
+    def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        result = super()._cached_apply_hf_processor(inputs, timing_ctx)
+        if not isinstance(inputs, _DummyInputs):
+            for modality, items in _ours(inputs.hf_processor_mm_kwargs).items():
+                self._count(modality, items, result.prompt_updates.get(modality, ()))
+        return result
+
+    def _count(
+        self, modality: str, items: Sequence[_Request], updates: Sequence[Sequence[Any]]
+    ) -> None:
+        """Items with the updates of the prompt that each of them makes."""
+        metrics = request_metrics(self.info.ctx.model_config, modality)
+        if metrics is None:
+            return
+        for item, item_updates in zip(items, updates, strict=True):
+            for update in item_updates:
+                placed = update.content
+                metrics.count(placed.unpruned, len(placed.full), lacks_query=item.lacks_query)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -327,8 +370,7 @@ def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) 
                 f"one of {len(content.full)} and of {tokens.unpruned} tokens; give it as a PIL "
                 "image, or as an array [height, width, 3]"
             )
-        if tokens.are_all_kept(kept):
-            return content
-        return replace(content, full=content.full[:kept])
+        full = content.full if tokens.are_all_kept(kept) else content.full[:kept]
+        return _CountedDetails(full, content.is_embed, tokens.unpruned)
 
     return replace(update, replacement=replacement)
