@@ -27,15 +27,19 @@ class LateCounts:
             counts = torch.stack([mask.sum() for mask in masks])
             if reads_are_free(counts):
                 yield from counts.tolist()
-            elif counts.is_cuda:
-                self._coming.append(_copied(counts))
-            # On other devices there is no telling when a copy is done: they are not counted.
+            elif (copy := _start_copy(counts)) is not None:
+                self._coming.append(copy)
         while self._coming and self._coming[0][0].query():
             yield from self._coming.popleft()[1].tolist()
 
 
-def _copied(counts: Tensor) -> tuple[torch.cuda.Event, Tensor]:
-    """A copy on its way to the host's memory, and what happens when it is there."""
+def _start_copy(counts: Tensor) -> tuple[torch.cuda.Event, Tensor] | None:
+    """What will tell that a copy is in the host's memory, and the copy.
+
+    None for devices other than CUDA's: nothing there tells it, so they are not counted.
+    """
+    if not counts.is_cuda:
+        return None
     copy = torch.empty_like(counts, device="cpu", pin_memory=True)
     copy.copy_(counts, non_blocking=True)
     done = torch.cuda.Event()
