@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,11 +51,3 @@ class Scrape:
         ]
         assert found, f"no {name} with {labels}"
         return sum(found)
-
-
-def grown(before: Scrape, after: Scrape, wanted: Mapping[str, tuple[Family | str, dict[str, str]]]):
-    """By how much each of the wanted has grown."""
-    return {
-        what: after.value(family, **labels) - before.value(family, **labels)
-        for what, (family, labels) in wanted.items()
-    }
