@@ -23,8 +23,6 @@ from vllm.multimodal.processing import (
     BaseMultiModalProcessor,
     BaseProcessingInfo,
     ProcessorInputs,
-    PromptReplacement,
-    PromptUpdateDetails,
 )
 from vllm.renderers.hf import resolve_chat_template
 
@@ -33,14 +31,8 @@ from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_ke
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.requests import request_metrics
-from anchorprune_vllm.plan import (
-    ItemPlan,
-    MediaTokens,
-    PlanFields,
-    media_key,
-    read_counts,
-    to_fields,
-)
+from anchorprune_vllm.placeholders import shortened
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, media_key, to_fields
 from anchorprune_vllm.query import SCOPES, QueryReader
 
 QueryTokenizer = Callable[[str], Tensor]
@@ -73,13 +65,6 @@ _Requests = Mapping[str, Sequence[_Request]]
 
 class _DummyInputs(ProcessorInputs):
     """vLLM's own, for warming up and profiling: no request."""
-
-
-@dataclass
-class _CountedDetails(PromptUpdateDetails):
-    """Placeholders that know how many there would be; vLLM's cache of processed items keeps it."""
-
-    unpruned: int = 0
 
 
 class PruningProcessor(BaseMultiModalProcessor):
@@ -199,10 +184,9 @@ class PruningProcessor(BaseMultiModalProcessor):
         metrics = request_metrics(self.info.ctx.model_config, modality)
         if metrics is None:
             return
-        for item, item_updates in zip(items, updates, strict=True):
-            for update in item_updates:
-                placed = update.content
-                metrics.count(placed.unpruned, len(placed.full), lacks_query=item.lacks_query)
+        for item, (update, *_) in zip(items, updates, strict=True):
+            placed = update.content
+            metrics.count(placed.unpruned, len(placed.full), lacks_query=item.lacks_query)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -286,7 +270,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         )
         requests = _ours(hf_processor_mm_kwargs)
         return [
-            _shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
+            shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
             for update in updates
         ]
 
@@ -350,27 +334,3 @@ def _read_override(override: object) -> tuple[Budget | None, str | None]:
         raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
-
-
-def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) -> Any:
-    """The same update with K placeholders for each pruned item."""
-    counts_field = PlanFields.of(update.modality).counts
-
-    def replacement(item_idx: int) -> PromptUpdateDetails:
-        content = update.replacement
-        if callable(content):
-            content = content(item_idx)
-        if not isinstance(content, PromptUpdateDetails):
-            content = PromptUpdateDetails.from_seq(content)
-        kept, tokens = read_counts(out_mm_kwargs[update.modality][item_idx][counts_field].data)
-        if len(content.full) != tokens.unpruned:
-            # Rather than fewer or more placeholders than embeddings, which ends the engine.
-            raise ValueError(
-                f"anchorprune: vLLM and the model's own processor take this {update.modality} for "
-                f"one of {len(content.full)} and of {tokens.unpruned} tokens; give it as a PIL "
-                "image, or as an array [height, width, 3]"
-            )
-        full = content.full if tokens.are_all_kept(kept) else content.full[:kept]
-        return _CountedDetails(full, content.is_embed, tokens.unpruned)
-
-    return replace(update, replacement=replacement)

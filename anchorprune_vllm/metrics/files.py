@@ -66,8 +66,11 @@ class Series:
             for limit in (*family.buckets, float("inf"))
             if family.kind == "histogram"
         ]
-        for key in (self._key, *self._bucket_keys):
-            self._file.add(key, 0)
+        if family.kind == "gauge":  # shown only with a time
+            self.set(0)
+        else:
+            for key in (self._key, *self._bucket_keys):
+                self._file.add(key, 0)
 
     def add(self, amount: float = 1) -> None:
         """To a counter."""
