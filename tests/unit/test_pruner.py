@@ -204,7 +204,7 @@ def test_metrics(tmp_path: Path, has_anchors: bool) -> None:
     asked = torch.ones(1, 4, dtype=torch.int64)
     for seeds in ([1, 1, 2], [2, 3], [4]):
         plans = [replace(plan(seed, 6), query_ids=asked) for seed in seeds]
-        pruner.embed(ToyImages(seeds), [*plans, plan(9, kept=TOKENS)][: len(seeds) + 1])
+        pruner.embed(ToyImages([*seeds, 9]), [*plans, plan(9, kept=TOKENS)])
         kept += [tokens for _, tokens in recorded]
         recorded.clear()
     pruner.embed(ToyImages([4]), [plan(4)])  # without a question: no anchor
