@@ -43,12 +43,15 @@ def read(directory: Path) -> Scrape:
 
 def test_processes_are_added_up(tmp_path: Path) -> None:
     Series(tmp_path, CACHE_BYTES, "model", "0").set(1)
+    selections = Series(tmp_path, SELECTIONS, "model", "0")
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(tmp_path)], check=True)
-    Series(tmp_path, SELECTIONS, "model", "0").add(2)
+    selections.add(2)
+    Series(tmp_path, SELECTIONS, "model", "2").add(1)
     Series(tmp_path, ANCHOR_TOKENS, "model", "0").observe(4)
     scrape = read(tmp_path)
     assert scrape.value(SELECTIONS, engine="0") == 7
     assert scrape.value(SELECTIONS, engine="1") == 7
+    assert scrape.value(SELECTIONS, engine="2") == 1
     assert scrape.value(f"{ANCHOR_TOKENS.name}_count", engine="0") == 2
     assert scrape.value(f"{ANCHOR_TOKENS.name}_sum", engine="0") == 7
     assert scrape.value(CACHE_BYTES, engine="0") == 999  # the latest
