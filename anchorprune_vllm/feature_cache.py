@@ -59,7 +59,8 @@ class FeatureCache:
         self, capacity_bytes: int, page_tokens: int, layout: Layout, device: torch.device
     ) -> None:
         token_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
-        pages = capacity_bytes // (page_tokens * token_bytes)
+        self._page_bytes = page_tokens * token_bytes
+        pages = capacity_bytes // self._page_bytes
         self._stores = {
             name: torch.empty(pages, page_tokens, *shape, dtype=dtype, device=device)
             for name, (shape, dtype) in layout.items()
@@ -67,6 +68,16 @@ class FeatureCache:
         self._pages, self._page_tokens = pages, page_tokens
         self._free = list(range(pages))
         self._entries: OrderedDict[Hashable, tuple[list[int], int]] = OrderedDict()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all pages."""
+        return self._pages * self._page_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Of pages that hold an item."""
+        return (self._pages - len(self._free)) * self._page_bytes
 
     def get(self, key: Hashable) -> MediaFeatures | None:
         entry = self._entries.get(key)

@@ -8,6 +8,7 @@ from typing import Any
 from anchorprune_vllm.compat import apply_patches
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods import check_method
+from anchorprune_vllm.metrics.requests import start_metrics
 from anchorprune_vllm.models import ARCHITECTURES, model_class
 
 
@@ -83,6 +84,8 @@ def check_model(engine_args: Any, model_config: Any) -> None:
     if config.has_native_positions(served_by.default_positions):
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
+    if not engine_args.disable_log_stats:
+        start_metrics(model_config, served_by.modalities)
 
 
 def _check_native_positions(engine_args: Any) -> None:

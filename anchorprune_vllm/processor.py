@@ -23,8 +23,6 @@ from vllm.multimodal.processing import (
     BaseMultiModalProcessor,
     BaseProcessingInfo,
     ProcessorInputs,
-    PromptReplacement,
-    PromptUpdateDetails,
 )
 from vllm.renderers.hf import resolve_chat_template
 
@@ -32,15 +30,10 @@ from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
-from anchorprune_vllm.plan import (
-    ItemPlan,
-    MediaTokens,
-    PlanFields,
-    media_key,
-    read_counts,
-    to_fields,
-)
+from anchorprune_vllm.placeholders import shortened
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, media_key, to_fields
 from anchorprune_vllm.query import SCOPES, QueryReader
 
 QueryTokenizer = Callable[[str], Tensor]
@@ -58,6 +51,8 @@ class _Request:
     media_hash: str
     budget: Budget
     query: str
+    lacks_query: bool
+    """A question was looked for, and none was found."""
 
     def identity(self, fingerprint: str) -> dict[str, str]:
         """What, besides the media, decides the item's embeddings."""
@@ -67,6 +62,10 @@ class _Request:
 
 
 _Requests = Mapping[str, Sequence[_Request]]
+
+
+class _DummyInputs(ProcessorInputs):
+    """vLLM's own, for warming up and profiling: no request."""
 
 
 class PruningProcessor(BaseMultiModalProcessor):
@@ -158,10 +157,38 @@ class PruningProcessor(BaseMultiModalProcessor):
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
             requests[modality] = [
-                _Request(item_hash, budget or self.prune_config.budget_for(modality), item_words)
+                _Request(
+                    item_hash,
+                    budget or self.prune_config.budget_for(modality),
+                    item_words,
+                    lacks_query=self._asks and scope != "none" and not item_words.strip(),
+                )
                 for item_hash, item_words in zip(hashes[modality], found, strict=True)
             ]
         return requests
+
+    # -- metrics ---------------------------------------------------------------------------------
+
+    def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> ProcessorInputs:
+        return _DummyInputs(**vars(super().get_dummy_inputs(*args, **kwargs)))
+
+    def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        result = super()._cached_apply_hf_processor(inputs, timing_ctx)
+        if not isinstance(inputs, _DummyInputs):
+            for modality, items in _ours(inputs.hf_processor_mm_kwargs).items():
+                self._count(modality, items, result.prompt_updates.get(modality, ()))
+        return result
+
+    def _count(
+        self, modality: str, items: Sequence[_Request], updates: Sequence[Sequence[Any]]
+    ) -> None:
+        """Items with the updates of the prompt that each of them makes."""
+        metrics = request_metrics(self.info.ctx.model_config, modality)
+        if metrics is None:
+            return
+        for item, (update, *_) in zip(items, updates, strict=True):
+            placed = update.content
+            metrics.count(placed.unpruned, len(placed.full), lacks_query=item.lacks_query)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -266,7 +293,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         )
         requests = _ours(hf_processor_mm_kwargs)
         return [
-            _shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
+            shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
             for update in updates
         ]
 
@@ -339,28 +366,3 @@ def _read_override(override: object) -> tuple[Budget | None, str | None]:
         raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
-
-
-def _shortened(update: PromptReplacement, out_mm_kwargs: MultiModalKwargsItems) -> Any:
-    """The same update with K placeholders for each pruned item."""
-    counts_field = PlanFields.of(update.modality).counts
-
-    def replacement(item_idx: int) -> PromptUpdateDetails:
-        content = update.replacement
-        if callable(content):
-            content = content(item_idx)
-        if not isinstance(content, PromptUpdateDetails):
-            content = PromptUpdateDetails.from_seq(content)
-        kept, tokens = read_counts(out_mm_kwargs[update.modality][item_idx][counts_field].data)
-        if len(content.full) != tokens.unpruned:
-            # Rather than fewer or more placeholders than embeddings, which ends the engine.
-            raise ValueError(
-                f"anchorprune: vLLM and the model's own processor take this {update.modality} for "
-                f"one of {len(content.full)} and of {tokens.unpruned} tokens; give it as a PIL "
-                "image, or as an array [height, width, 3]"
-            )
-        if tokens.are_all_kept(kept):
-            return content
-        return replace(content, full=content.full[:kept])
-
-    return replace(update, replacement=replacement)

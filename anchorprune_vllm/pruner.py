@@ -14,9 +14,11 @@ from torch import Tensor
 
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 from anchorprune_vllm.methods import Method
+from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.positions import MediaPositions, with_positions
 from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.stopwatch import Stopwatch
 
 
 class Signals(Protocol):
@@ -55,11 +57,15 @@ class VisualPruner:
         method: Method,
         cache: FeatureCache,
         max_encoder_tokens: int,
+        metrics: SelectionMetrics | None = None,
     ) -> None:
+        self._metrics = metrics
         self._signals = signals
         self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
+        self.selection_time = Stopwatch()
+        """Of signals and selection; what looks into the tower's attention is the tower's time."""
 
     def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
@@ -98,7 +104,8 @@ class VisualPruner:
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
         features, encoded = self._features(model, items, plans)
-        kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
+        with self.selection_time.timing(len(items), features[0].hidden.device):
+            kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
         rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}
@@ -113,6 +120,10 @@ class VisualPruner:
         # Only now: what the cache gave above are views of pages that this may overwrite.
         for media, media_features in encoded.items():
             self._cache.put(media, media_features)
+        if self._metrics is not None:
+            asked = zip(items, kept, strict=True)
+            anchors = [tokens.is_anchor for i, tokens in asked if plans[i].query_ids.numel()]
+            self._metrics.count(len(items), len(encoded), anchors, self.selection_time, self._cache)
         return embeddings
 
     def _candidates(

@@ -26,6 +26,7 @@ from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
 from anchorprune_vllm.methods import Signal, method_of, small_item
+from anchorprune_vllm.metrics.selections import selection_metrics
 from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
 from anchorprune_vllm.positions import (
     MediaPositions,
@@ -117,6 +118,7 @@ class PrunedModel:
                     vllm_config.device_config.device,
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
+                metrics=selection_metrics(vllm_config, config),
             )
             # What is compiled on first use, is so now, and not while a request waits.
             method.select([small_item(vllm_config.device_config.device)])

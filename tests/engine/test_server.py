@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from anchorprune_vllm.tools.demo_media import as_data_url, draw_clip
+from anchorprune_vllm.tools.demo_media import draw_clip
 from anchorprune_vllm.tools.server import VllmServer
-from tests.support.engine import GREEDY
+from tests.support.chats import chat, user
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, picture, read_clip
 from tests.support.reference import Reference
@@ -22,23 +22,6 @@ from tests.support.reference import Reference
 @pytest.fixture(scope="session")
 def client(server: VllmServer) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def user(question: str, *seeds: int) -> dict[str, Any]:
-    images = [
-        {"type": "image_url", "image_url": {"url": as_data_url(picture(seed))}} for seed in seeds
-    ]
-    return {"role": "user", "content": [*images, {"type": "text", "text": question}]}
-
-
-def chat(client: OpenAI, *messages: dict[str, Any], override: Any = None, **options: Any) -> Any:
-    if override is not None:
-        options["extra_body"] = {"mm_processor_kwargs": {"anchorprune": override}}
-    return client.chat.completions.create(
-        model="demo",
-        messages=list(messages),
-        **{"temperature": 0, "max_tokens": GREEDY.max_tokens, **options},
-    )
 
 
 def text_tokens(reference: Reference, question: str) -> int:
@@ -58,6 +41,13 @@ def test_prompt_tokens(
     kept = counts.get(kept, kept)
     usage = chat(client, user(QUESTIONS[0], 600), override=override).usage
     assert usage.prompt_tokens == text_tokens(reference, QUESTIONS[0]) + kept
+
+
+def test_usage_tells_how_many_visual_tokens_were_kept(client: OpenAI, reference: Reference) -> None:
+    """vLLM's own account of them, with --enable-prompt-tokens-details."""
+    for override, kept in ((None, 16), ({"budget": "100%"}, reference.unpruned(picture(600)))):
+        usage = chat(client, user(QUESTIONS[0], 600, 600), override=override).usage
+        assert usage.prompt_tokens_details.multimodal_tokens == {"image": 2 * kept}
 
 
 def test_answer(client: OpenAI, reference: Reference) -> None:

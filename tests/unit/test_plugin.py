@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
+from anchorprune_vllm.metrics.files import directory_of
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 
@@ -21,18 +23,27 @@ def model(demo_model: Path) -> Path:
     return demo_model
 
 
-def start(model: Path, **options: Any) -> None:
+def start(model: Path, **options: Any) -> Any:
     """What `vllm serve` and `LLM` do first."""
     text_encoder = find_text_encoder(model)
     paired = {"text_encoder": str(text_encoder)} if text_encoder else {}
     settings = {"budget": 16, **paired, **options.pop("settings", {})}
     overrides = {"anchorprune": settings, **options.pop("hf_overrides", {})}
-    EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
+    return EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
 
 def test_a_good_model_passes(any_model: Path) -> None:
     anchorprune_vllm.register()
     start(any_model)
+
+
+def test_where_metrics_go_travels_with_the_config(model: Path) -> None:
+    on, off = start(model), start(model, disable_log_stats=True)
+    assert directory_of(on) is not None
+    assert directory_of(off) is None
+    assert directory_of(pickle.loads(pickle.dumps(on))) == directory_of(on)
+    # vLLM finds compiled code by this hash, in every run.
+    assert on.compute_hash() == off.compute_hash()
 
 
 def edited_clip(model: Path, tmp_path: Path, edit: dict[str, Any]) -> str:

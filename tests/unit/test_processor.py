@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from prometheus_client import REGISTRY
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.parse import parse_mm_uuids
 
 import anchorprune_vllm
+from anchorprune_vllm.metrics.families import FALLBACKS, ITEMS_PRUNED, TOKENS_AFTER, TOKENS_BEFORE
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
 from anchorprune_vllm.tools.demo_model import find_text_encoder
@@ -22,6 +24,7 @@ from anchorprune_vllm.tools.local_model import plans_of
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
+from tests.support.scrapes import Scrape
 
 
 def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -249,3 +252,84 @@ def test_a_processor_that_answers_nothing_reads_nothing(
     made.info.validate_num_items("image", 1)
     with pytest.raises(AssertionError, match="not needed yet"):
         process(made, prompt_of(QUESTIONS[0]), picture(1))
+
+
+class TestMetrics:
+    """What is counted of requests, read where vLLM's /metrics reads it."""
+
+    @staticmethod
+    def scraped(processor: Any) -> dict[str, float]:
+        scrape = Scrape.of(REGISTRY)
+        labels = {
+            "model_name": processor.info.ctx.model_config.served_model_name,
+            "modality": "image",
+        }
+        return {
+            "before": scrape.value(TOKENS_BEFORE, **labels),
+            "after": scrape.value(TOKENS_AFTER, **labels),
+            "pruned": scrape.value(ITEMS_PRUNED, **labels),
+            "all_kept": scrape.value(FALLBACKS, reason="all_kept", **labels),
+            "no_query": scrape.value(FALLBACKS, reason="no_query", **labels),
+        }
+
+    def grown(self, processor: Any, *requests: tuple[Any, ...], **options: Any) -> dict[str, float]:
+        earlier = self.scraped(processor)
+        for request in requests:
+            process(processor, *request, **options)
+        return {what: now - earlier[what] for what, now in self.scraped(processor).items()}
+
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_every_request_counts(self, processor: Any, reference: Reference, cached: bool) -> None:
+        """One that vLLM's cache of processed items knows has its tokens too."""
+        image, other = picture(70), picture(71, (70, 400))
+        unpruned = reference.unpruned(image) * 2 + reference.unpruned(other)
+        both = "USER: <image><image>\nWhy? ASSISTANT:"
+        requests = [(ask("Why?"), image), (both, image, other)]
+        for _ in range(2):
+            assert self.grown(processor, *requests, cached=cached) == {
+                "before": unpruned,
+                "after": 3 * 16,
+                "pruned": 3,
+                "all_kept": 0,
+                "no_query": 0,
+            }
+
+    @pytest.mark.parametrize("budget", [5000, "100%"])
+    def test_all_kept(self, processor: Any, reference: Reference, budget: Any) -> None:
+        image = picture(72)
+        tokens = reference.unpruned(image)
+        grown = self.grown(processor, (ask("Why?"), image), override={"budget": budget})
+        kept = {"before": tokens, "after": tokens, "all_kept": 1}
+        assert grown == {"pruned": 0, "no_query": 0, **kept}
+
+    @pytest.mark.parametrize(
+        ("question", "override", "no_query"),
+        [
+            ("", None, 1),
+            ("", {"query": ""}, 1),
+            ("Why?", None, 0),
+            ("", {"query": "the bus"}, 0),
+            ("", {"query": "none"}, 0),  # none was wanted
+        ],
+    )
+    def test_no_query(self, processor: Any, question: str, override: Any, no_query: int) -> None:
+        grown = self.grown(processor, (ask(question), picture(73)), override=override)
+        assert (grown["pruned"], grown["no_query"]) == (1, no_query)
+
+    def test_methods_that_do_not_ask_lack_nothing(self, any_model: Path) -> None:
+        processor = make(any_model, method="divprune")
+        grown = self.grown(processor, (ask(""), picture(74)))
+        assert (grown["pruned"], grown["no_query"]) == (1, 0)
+
+    def test_vllms_own_dummies_are_no_requests(self, processor: Any) -> None:
+        earlier = self.scraped(processor)
+        processor.get_dummy_mm_inputs({"image": 1})
+        assert self.scraped(processor) == earlier
+
+    def test_off_with_vllms_own(self, any_model: Path) -> None:
+        off = make(any_model, {"disable_log_stats": True, "served_model_name": "quiet"})
+        process(off, ask("Why?"), picture(75))
+        labels = {value for _, given in Scrape.of(REGISTRY).ours for _, value in given}
+        assert "quiet" not in labels
+        on = make(any_model, {"served_model_name": "loud"})
+        assert self.scraped(on)["before"] == 0  # there before the first request

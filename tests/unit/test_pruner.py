@@ -4,17 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from torch import Tensor
 
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.metrics.families import (
+    ANCHOR_TOKENS,
+    CACHE_BYTES,
+    CACHE_CAPACITY,
+    CACHE_HITS,
+    CACHE_MISSES,
+    SELECTION_SECONDS,
+    SELECTIONS,
+)
+from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.pruner import VisualPruner
 from anchorprune_vllm.selection import Candidates
+from tests.support.scrapes import Scrape
+from tests.support.selections import record_selections
 
 TOKENS, NEWLINES, SIZE = 10, 2, 4
 LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
@@ -80,6 +96,14 @@ def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
     for rows, seed in zip(out, seeds, strict=True):
         own = {tuple(row) for row in (images.features(seed).hidden + 100).tolist()}
         assert {tuple(row) for row in rows.tolist()} <= own
+
+
+def test_selection_is_timed(pruner: VisualPruner) -> None:
+    images = ToyImages([1, 2, 3])
+    pruner.embed(images, [plan(1), plan(2), plan(3, kept=TOKENS)])
+    seconds, items = pruner.selection_time.read()
+    assert items == 2  # of the third, all is kept
+    assert 0 < seconds < 60
 
 
 def test_media_are_encoded_once(pruner: VisualPruner) -> None:
@@ -151,3 +175,52 @@ def test_a_full_cache_never_mixes_media_up() -> None:
         rows = pruner.embed(ToyImages(seeds), plans)
         expected = fresh.embed(ToyImages(seeds), plans)
         assert all(torch.equal(*pair) for pair in zip(rows, expected, strict=True))
+
+
+class AskedSignals(ToySignals):
+    """The first tokens are the most relevant, where something is asked."""
+
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        relevance = torch.linspace(1, 0, TOKENS)
+        return [
+            item._replace(relevance=relevance if plan.query_ids.numel() else None)
+            for item, plan in zip(super().candidates(features, plans), plans, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("has_anchors", [True, False])
+def test_metrics(tmp_path: Path, has_anchors: bool) -> None:
+    page = TOKENS * (SIZE + 1) * 4
+    pruner = VisualPruner(
+        AskedSignals(),
+        METHOD,
+        FeatureCache(3 * page + 1, TOKENS, LAYOUT, torch.device("cpu")),
+        max_encoder_tokens=99,
+        metrics=SelectionMetrics(tmp_path, "model", "1", has_anchors=has_anchors),
+    )
+    kept, recorded = [], record_selections(pruner)
+    asked = torch.ones(1, 4, dtype=torch.int64)
+    for seeds in ([1, 1, 2], [2, 3], [4]):
+        plans = [replace(plan(seed, 6), query_ids=asked) for seed in seeds]
+        pruner.embed(ToyImages([*seeds, 9]), [*plans, plan(9, kept=TOKENS)])
+        kept += [tokens for _, tokens in recorded]
+        recorded.clear()
+    pruner.embed(ToyImages([4]), [plan(4)])  # without a question: no anchor
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+    scrape = Scrape.of(registry)
+    assert scrape.value(CACHE_MISSES, engine="1", model_name="model") == 4
+    assert scrape.value(CACHE_HITS) == 3  # 1 and 2 again, and 4
+    assert scrape.value(SELECTIONS) == 7
+    assert scrape.value(SELECTION_SECONDS) == pytest.approx(pruner.selection_time.read()[0])
+    assert scrape.value(CACHE_BYTES) == scrape.value(CACHE_CAPACITY) == 3 * page
+    sizes = [int(tokens.is_anchor.sum()) for tokens in kept]
+    assert len(sizes) == 6
+    assert all(sizes)
+    if has_anchors:
+        assert scrape.value(f"{ANCHOR_TOKENS.name}_sum") == sum(sizes)
+        assert scrape.value(f"{ANCHOR_TOKENS.name}_count") == 6
+    else:
+        assert f"{ANCHOR_TOKENS.name}_sum" not in scrape.names

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from anchorprune_vllm.selection import KeptTokens
 from tests.support.dialects import in_dialect
-from tests.support.reference.selection import Tokens, select
+from tests.support.reference.selection import Tokens, anchor_of, select
 
 _REMEMBERED = 64
 EAGER = {"attn_implementation": "eager", "dtype": torch.float32}
@@ -74,6 +74,12 @@ class Reference(ABC):
         tokens = self._once(media, self._tokens)
         relevance = self._relevance(tokens, question) if question else None
         return select(tokens, relevance, budget)
+
+    @torch.inference_mode()
+    def anchor_size(self, media: Any, question: str, budget: int) -> int:
+        """How many of them are the anchor."""
+        tokens = self._once(media, self._tokens)
+        return len(anchor_of(tokens, self._relevance(tokens, question), budget))
 
     @torch.inference_mode()
     def answer(

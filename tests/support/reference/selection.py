@@ -20,6 +20,12 @@ class Tokens(NamedTuple):
 
 def select(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[int]:
     """Indices of the kept tokens, ascending; `relevance` None: no question."""
+    anchor = anchor_of(tokens, relevance, budget)
+    return sorted(expand(anchor, tokens.importance, tokens.context, budget))
+
+
+def anchor_of(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[int]:
+    """The anchors of all units."""
     anchor: list[int] = []
     if relevance is not None:
         members = [np.flatnonzero(tokens.units == unit) for unit in np.unique(tokens.units)]
@@ -28,7 +34,7 @@ def select(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[in
             if share:
                 found = adaptive_anchor(relevance[unit], tokens.features[unit], share)
                 anchor += [int(unit[i]) for i in found]
-    return sorted(expand(anchor, tokens.importance, tokens.context, budget))
+    return anchor
 
 
 def largest_remainder(total: int, sizes: list[int]) -> list[int]:

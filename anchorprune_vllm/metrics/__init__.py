@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells Prometheus: on vLLM's own `/metrics`, while a budget is given."""

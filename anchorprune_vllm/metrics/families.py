@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric by name, with vLLM's prefix and labels.
+
+The process that reads a request does not know which engine will serve it: what is counted there has
+no label `engine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+_PREFIX = "vllm:anchorprune_"
+_OF_REQUESTS = ("model_name", "modality")
+_OF_ENGINES = ("model_name", "engine")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric; its series differ in the values of the labels."""
+
+    name: str
+    """As in the files: a counter's samples are shown with `_total` behind it."""
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+    """Upper limits of a histogram's, without infinity."""
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Names under which its figures are scraped."""
+        if self.kind == "counter":
+            return (f"{self.name}_total",)
+        if self.kind == "gauge":
+            return (self.name,)
+        return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
+
+
+TOKENS_BEFORE = Family(
+    f"{_PREFIX}visual_tokens_before",
+    "counter",
+    "Visual tokens that the media of requests have unpruned.",
+    _OF_REQUESTS,
+)
+TOKENS_AFTER = Family(
+    f"{_PREFIX}visual_tokens_after",
+    "counter",
+    "Visual tokens of the same media in the prompts that the engine is given.",
+    _OF_REQUESTS,
+)
+ITEMS_PRUNED = Family(
+    f"{_PREFIX}items_pruned",
+    "counter",
+    "Images and videos of requests of which tokens were dropped.",
+    _OF_REQUESTS,
+)
+FALLBACKS = Family(
+    f"{_PREFIX}fallbacks",
+    "counter",
+    "Images and videos that were served in another way, by reason: 'all_kept' = the budget is not "
+    "below the number of candidates, the model's own unpruned path; 'no_query' = no question was "
+    "found, pruned without one.",
+    (*_OF_REQUESTS, "reason"),
+)
+ANCHOR_TOKENS = Family(
+    f"{_PREFIX}anchor_tokens",
+    "histogram",
+    "Size of the relevance anchor of each image or video that was pruned for a question.",
+    _OF_ENGINES,
+    (1, 2, 5, 10, 20, 40, 80, 160, 320, 640),
+)
+SELECTION_SECONDS = Family(
+    f"{_PREFIX}selection_seconds",
+    "counter",
+    "Seconds spent on signals and selection: the device's own on CUDA, otherwise the host's.",
+    _OF_ENGINES,
+)
+SELECTIONS = Family(
+    f"{_PREFIX}selections",
+    "counter",
+    "Images and videos that these seconds were spent on.",
+    _OF_ENGINES,
+)
+CACHE_HITS = Family(
+    f"{_PREFIX}feature_cache_hits",
+    "counter",
+    "Selections for which the vision tower's outputs were there already.",
+    _OF_ENGINES,
+)
+CACHE_MISSES = Family(
+    f"{_PREFIX}feature_cache_misses",
+    "counter",
+    "Selections for which the vision tower ran.",
+    _OF_ENGINES,
+)
+CACHE_BYTES = Family(
+    f"{_PREFIX}feature_cache_bytes",
+    "gauge",
+    "Bytes of the feature cache that hold outputs of the vision tower.",
+    _OF_ENGINES,
+)
+CACHE_CAPACITY = Family(
+    f"{_PREFIX}feature_cache_capacity_bytes",
+    "gauge",
+    "Bytes that the feature cache has.",
+    _OF_ENGINES,
+)
+
+FAMILIES = (
+    TOKENS_BEFORE,
+    TOKENS_AFTER,
+    ITEMS_PRUNED,
+    FALLBACKS,
+    ANCHOR_TOKENS,
+    SELECTION_SECONDS,
+    SELECTIONS,
+    CACHE_HITS,
+    CACHE_MISSES,
+    CACHE_BYTES,
+    CACHE_CAPACITY,
+)

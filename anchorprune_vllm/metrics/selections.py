@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the worker knows: anchors, time of selection, and the feature cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.feature_cache import FeatureCache
+from anchorprune_vllm.methods import ANCHORPRUNE
+from anchorprune_vllm.metrics.families import (
+    ANCHOR_TOKENS,
+    CACHE_BYTES,
+    CACHE_CAPACITY,
+    CACHE_HITS,
+    CACHE_MISSES,
+    SELECTION_SECONDS,
+    SELECTIONS,
+)
+from anchorprune_vllm.metrics.files import Series, directory_of
+from anchorprune_vllm.metrics.late_counts import LateCounts
+from anchorprune_vllm.stopwatch import Stopwatch
+
+
+def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics | None:
+    """None: no metrics are wanted, or another worker of this engine counts the same things."""
+    directory = directory_of(vllm_config.model_config)
+    parallel = vllm_config.parallel_config
+    if directory is None or parallel.rank != 0:
+        return None
+    return SelectionMetrics(
+        directory,
+        vllm_config.model_config.served_model_name,
+        str(parallel.data_parallel_index),  # vLLM's own label: dense models have no other rank
+        has_anchors=config.method == ANCHORPRUNE,
+    )
+
+
+class SelectionMetrics:
+    """Counts what one engine selects."""
+
+    def __init__(self, directory: Path, model_name: str, engine: str, *, has_anchors: bool) -> None:
+        labels = (model_name, engine)
+        self._anchors = Series(directory, ANCHOR_TOKENS, *labels) if has_anchors else None
+        self._seconds = Series(directory, SELECTION_SECONDS, *labels)
+        self._selections = Series(directory, SELECTIONS, *labels)
+        self._hits = Series(directory, CACHE_HITS, *labels)
+        self._misses = Series(directory, CACHE_MISSES, *labels)
+        self._bytes = Series(directory, CACHE_BYTES, *labels)
+        self._capacity = Series(directory, CACHE_CAPACITY, *labels)
+        self._anchor_sizes = LateCounts()
+        self._told: tuple[float, int] = (0.0, 0)  # of the stopwatch
+
+    def count(
+        self,
+        items: int,
+        encoded: int,
+        anchors: Sequence[Tensor],
+        time: Stopwatch,
+        cache: FeatureCache,
+    ) -> None:
+        """One call: its items, for how many of them the tower ran, and `is_anchor` [K] of those
+        with a question."""
+        self._hits.add(items - encoded)
+        self._misses.add(encoded)
+        self._bytes.set(cache.used_bytes)
+        self._capacity.set(cache.capacity_bytes)
+        seconds, selections = time.read()
+        self._seconds.add(seconds - self._told[0])
+        self._selections.add(selections - self._told[1])
+        self._told = (seconds, selections)
+        if self._anchors is not None:
+            for size in self._anchor_sizes.put(anchors):
+                self._anchors.observe(size)
