@@ -17,6 +17,7 @@ from anchorprune_vllm.methods import Method
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.positions import MediaPositions, with_positions
 from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.stopwatch import Stopwatch
 
 
 class Signals(Protocol):
@@ -60,6 +61,8 @@ class VisualPruner:
         self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
+        self.selection_time = Stopwatch()
+        """Of signals and selection; what looks into the tower's attention is the tower's time."""
 
     def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
@@ -98,7 +101,8 @@ class VisualPruner:
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
         features, encoded = self._features(model, items, plans)
-        kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
+        with self.selection_time.timing(len(items), features[0].hidden.device):
+            kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
         rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}

@@ -53,7 +53,7 @@ def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
         visual(pixels, grid_thw=grid)
 
     def with_importance() -> None:
-        with signals_behind_outputs(visual):
+        with signals_behind_outputs(visual, {"importance"}):
             visual(pixels, grid_thw=grid)
 
     times = side_by_side([plain, with_importance], repeats)

@@ -82,6 +82,14 @@ def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
         assert {tuple(row) for row in rows.tolist()} <= own
 
 
+def test_selection_is_timed(pruner: VisualPruner) -> None:
+    images = ToyImages([1, 2, 3])
+    pruner.embed(images, [plan(1), plan(2), plan(3, kept=TOKENS)])
+    seconds, items = pruner.selection_time.read()
+    assert items == 2  # of the third, all is kept
+    assert 0 < seconds < 60
+
+
 def test_media_are_encoded_once(pruner: VisualPruner) -> None:
     images = ToyImages([1, 1, 2])
     pruner.embed(images, [plan(1, 3), plan(1, 4), plan(2)])

@@ -19,7 +19,7 @@ from anchorprune_vllm.selection.cosine import unit_rows
 _GRID = 2.0**24
 
 
-@method()
+@method("importance")
 def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     """Always the token that adds most coverage, times importance to the power of `alpha`.
 
