@@ -167,10 +167,12 @@ def check_method(config: PruneConfig) -> None:
 
 def _only_needed(item: Candidates, needs: frozenset[Signal]) -> Candidates:
     """As in a server: what a method has not asked for is not there."""
-    if "importance" not in needs:
-        item = item._replace(importance=item.importance[:0])
-    unasked = {"projected", "keys", "object_attention"} - needs
-    return item._replace(**dict.fromkeys(unasked))
+    return item._replace(
+        importance=item.importance if "importance" in needs else item.importance[:0],
+        projected=item.projected if "projected" in needs else None,
+        keys=item.keys if "keys" in needs else None,
+        object_attention=item.object_attention if "object_attention" in needs else None,
+    )
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -198,11 +198,11 @@ class _Media:
         features = []
         names = [name for name in ("importance", "object_attention") if name in needs]
         for rows in outputs:
-            rest, parts = rows, {}
+            rest, parts = rows, dict[str, Tensor]()
             if names:
                 rest, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
                 scores = bits.to(torch.int32).view(torch.float32).unbind(1)
-                parts = dict(zip(names, scores, strict=True))
+                parts.update(zip(names, scores, strict=True))
             size = self._model.visual.out_hidden_size
             if "keys" in needs:
                 parts["keys"] = rest[:, size:].unflatten(1, self._model._key_shape())

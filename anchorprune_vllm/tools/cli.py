@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from anchorprune_vllm import __version__, methods
-from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import POSITIONS
 from anchorprune_vllm.query import SCOPES
+from anchorprune_vllm.tools.arguments import budgets, json_object, positive
+from anchorprune_vllm.tools.bench.command import add_bench
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,32 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--arch", **arch)
     demo.add_argument(
         "--budgets",
-        type=_budgets,
-        default=_budgets("100%,64,32,16,8,4,2"),
+        type=budgets,
+        default=budgets("100%,64,32,16,8,4,2"),
         metavar="K,K,...",
         help="budgets to ask at: whole numbers or shares (default: 100%%,64,32,16,8,4,2)",
     )
     demo.add_argument(
         "--images",
-        type=_positive,
+        type=positive,
         default=5,
         help="pictures (llava-video: clips) timed per budget (default: 5)",
     )
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser(
-        "bench",
-        help="what pruning costs in time and memory, side by side",
-        description="Time token selection side by side with a straightforward loop of the same "
-        "method, with and without crops, and as a share of a vision-tower call; received attention "
-        "against the tower that it is taken from; videos of two lengths; and the peak memory of "
-        "pruned and unpruned calls. Nine minutes on two CPU cores.",
-    )
-    bench.add_argument(
-        "--repeats", type=_positive, default=15, help="of each measurement (default: 15)"
-    )
-    bench.set_defaults(run=_bench)
-
+    add_bench(commands)
     _add_eval(commands)
     return parser
 
@@ -140,8 +128,8 @@ def _add_eval(commands: Any) -> None:
     )
     command.add_argument(
         "--budgets",
-        type=_budgets,
-        default=_budgets("5.6%,11.1%,22.2%"),
+        type=budgets,
+        default=budgets("5.6%,11.1%,22.2%"),
         metavar="K,K,...",
         help="whole numbers or shares (default: 5.6%%,11.1%%,22.2%%)",
     )
@@ -180,7 +168,7 @@ def _add_eval(commands: Any) -> None:
         help="(default: eval-results)",
     )
     command.add_argument(
-        "--max-tokens", type=_positive, default=16, help="of an answer (default: 16)"
+        "--max-tokens", type=positive, default=16, help="of an answer (default: 16)"
     )
     command.add_argument(
         "--prompt",
@@ -195,28 +183,15 @@ def _add_eval(commands: Any) -> None:
         "models trained with a <s> that their chat template lacks",
     )
     command.add_argument("--dtype", help="of the model (default: its own; on a CPU float32)")
-    command.add_argument("--max-model-len", type=_positive, help="of the engine")
+    command.add_argument("--max-model-len", type=positive, help="of the engine")
     command.add_argument(
         "--engine-args",
-        type=_json_object,
+        type=json_object,
         default={},
         metavar="JSON",
         help='further arguments of vllm.LLM, such as {"tensor_parallel_size": 2}',
     )
     command.set_defaults(run=_eval)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _budgets(text: str) -> list[str]:
-    try:
-        return [str(Budget.parse(part)) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -231,17 +206,7 @@ def _choices(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def _limit(text: str) -> int | None:
-    return None if text in ("0", "all") else _positive(text)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
+    return None if text in ("0", "all") else positive(text)
 
 
 def _demo_model(args: argparse.Namespace) -> None:
@@ -261,15 +226,6 @@ def _demo(args: argparse.Namespace) -> None:
         server_budget=args.budgets[len(args.budgets) // 2],
         images=args.images,
     )
-
-
-def _bench(args: argparse.Namespace) -> None:
-    # vLLM and torch's profiler would write between the tables.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from anchorprune_vllm.tools.bench import run_bench
-
-    run_bench(args.repeats)
 
 
 def _eval(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
-from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes, side_by_side
+from anchorprune_vllm.tools.bench.support import edit_json, peak_bytes, side_by_side
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 
