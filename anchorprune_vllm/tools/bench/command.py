@@ -156,7 +156,7 @@ def _add_model(command: Any) -> None:
         type=shlex.split,
         default=[],
         metavar="FLAGS",
-        help="further flags of every vllm serve, in one string",
+        help="further flags of every vllm serve, in one string: --server-args='--flag value'",
     )
     command.add_argument(
         "--start-seconds", type=positive, default=1800, help="a server may take (default: 1800)"

@@ -9,7 +9,6 @@ import pytest
 from anchorprune_vllm.tools.cli import main
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES
 
-
 SERVE = ["bench", "serve", "--shape", "llava-1.5"]
 QUESTIONS = ["bench", "questions", "--shape", "llava-1.5"]
 
@@ -34,7 +33,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["demo", "--images", "0"], "'0' is not a whole number of at least 1"),
         (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
-        (["demo-model", "d", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
+        (["demo-model", "d", "--arch", "x"], f"--arch {{trained,{','.join(ARCHITECTURES)}}}]"),
         (["bench"], "the following arguments are required: KIND"),
         (["bench", "parts", "--repeats", "-1"], "is not a whole number of at least 1"),
         (["bench", "serve"], "one of the arguments --shape --model is required"),
