@@ -135,8 +135,8 @@ def _add_model(command: Any) -> None:
     command.add_argument(
         "--scale",
         type=_scale,
-        help="of a shape: 1 is a language model of 107 M parameters (default: 1; llava-next and "
-        "llava-video 0.4)",
+        help="of a shape: 1 is a language model of about 105 M parameters (default: 1; llava-next "
+        "and llava-video 0.3)",
     )
     command.add_argument(
         "--media",
@@ -267,15 +267,16 @@ def _parse_several(text: str) -> int:
     return int(text)
 
 
-def _budget(text: str) -> str:
-    (only,) = budgets(text) if "," not in text else [None]
-    if only is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than one budget")
-    return only
+def _parse_budget(text: str) -> str:
+    if "," in text:
+        raise ValueError(f"{text!r} is more than one budget")
+    return budgets(text)[0]
 
 
 def _whole_numbers(text: str) -> list[int]:
     return sorted({positive(part) for part in text.split(",")})
 
 
-_media, _scale, _several = map(_parsed_by, (_parse_media, _parse_scale, _parse_several))
+_media, _scale, _several, _budget = map(
+    _parsed_by, (_parse_media, _parse_scale, _parse_several, _parse_budget)
+)

@@ -25,10 +25,6 @@ class Contender:
     def __str__(self) -> str:
         return self.method if self.budget is None else f"{self.method}, {self.budget}"
 
-    @property
-    def is_pruned(self) -> bool:
-        return self.method not in (UNPRUNED, VLLM)
-
     def flags(self, text_encoder: str | None = None, **settings: object) -> list[str]:
         """Of `vllm serve`; `settings` are further ones of `PruneConfig`."""
         if self.method == UNPRUNED:

@@ -7,23 +7,24 @@ divided by one number for language model, vision tower and text encoder alike:
 
     LLaVA-1.5-7B   language model   32 x (4 x 4096² + 3 x 4096 x 11008) = 6,476 M, x 576 and text
                    vision tower     23 x (4 x 1024² + 2 x 1024 x 4096)  =   289 M, x 577
-    at scale 1     language model   15 x (4 x  768² + 3 x  768 x  2064) =   107 M, x 576 and text
-                   vision tower      6 x (4 x  256² + 2 x  256 x  1040) =   4.8 M, x 577
+    at scale 1     language model    8 x (4 x 1024² + 3 x 1024 x  2752) =   101 M, x 576 and text
+                   vision tower      6 x (4 x  256² + 2 x  256 x   960) =   4.5 M, x 577
 
-Widths shrink less than parameters. Choosing K of N tokens of width D is N x K x D, so selection
-weighs more here than in the 7B model, not less.
+Two things do not shrink alike, because widths shrink less than parameters. Choosing K of N tokens
+of width D is N x K x D: selection weighs more here than in the 7B model. And attention is about
+N / (6 D) of the rest: so does it, and more of it goes away with the tokens. `arithmetic` tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anchorprune_vllm.tools.bench.flops import Transformer
 from anchorprune_vllm.tools.demo_weights import Config, Sizes
 
-_LANGUAGE_MODEL = 107e6  # parameters at scale 1
-_WIDTH = 768  # of the language model at scale 1
+_LANGUAGE_MODEL = 105e6  # parameters at scale 1, about
+_WIDTH = 1024  # of the language model at scale 1
 _HEAD = 64
 
 
@@ -81,7 +82,7 @@ SHAPES = {
         *("llava-next", 336, Media(672, 672), _VICUNA, _CLIP, _CLIP_TEXT),
         tower_tokens=5 * 577,
         tokens=5 * 576 + 48,  # a newline behind each row of the crops
-        default_scale=0.4,
+        default_scale=0.3,
     ),
     "qwen2.5-vl": Shape(
         *("qwen2.5-vl", 168, Media(1008, 1008), _QWEN, Transformer(32, 1280, 3420, 3), None),
@@ -92,7 +93,7 @@ SHAPES = {
         *("llava-video", 378, Media(320, 240, 16), _QWEN, _SIGLIP, _SIGLIP_TEXT),
         tower_tokens=16 * 27 * 27,
         tokens=16 * 13 * 14,  # pooled, a newline behind each row
-        default_scale=0.4,
+        default_scale=0.3,
     ),
 }
 
@@ -100,10 +101,10 @@ SHAPES = {
 def scaled(shape: Shape, scale: float) -> tuple[Transformer, Transformer, Transformer | None]:
     """Language model, tower and text encoder with the same share of the 7B model's parameters."""
     wanted = _LANGUAGE_MODEL * scale
-    width = max(2, round(_WIDTH * scale ** (1 / 3) / _HEAD)) * _HEAD
+    width = max(2, round(_WIDTH * scale ** (1 / 4) / _HEAD)) * _HEAD
     inner = width * shape.language_model.inner // shape.language_model.hidden // 16 * 16
     layer = Transformer(1, width, inner, shape.language_model.mlp_matrices)
-    language_model = _of_layers(layer, max(1, round(wanted / layer.parameters)))
+    language_model = replace(layer, layers=max(1, round(wanted / layer.parameters)))
     share = language_model.parameters / shape.language_model.parameters
     parts = [
         None if part is None else _share_of(part, share)
@@ -122,10 +123,6 @@ def _share_of(part: Transformer, share: float) -> Transformer:
     layers = max(1, round(wanted / layer))
     inner = (wanted / layers - 4 * width**2) / (part.mlp_matrices * width)
     return Transformer(layers, width, max(16, round(inner / 8) * 8), part.mlp_matrices)
-
-
-def _of_layers(layer: Transformer, layers: int) -> Transformer:
-    return Transformer(layers, layer.hidden, layer.inner, layer.mlp_matrices)
 
 
 def sizes_of(shape: Shape, scale: float) -> Sizes:
@@ -179,9 +176,11 @@ def arithmetic(shape: Shape, scale: float) -> Sequence[str]:
     lines = []
     for name, (language, vision) in rows.items():
         reads, sees = language.parameters * shape.tokens, vision.parameters * shape.tower_tokens
+        attention = language.flops(shape.tokens) / (2 * reads) - 1
         lines.append(
             f"{name}: language model {language.parameters / 1e6:,.1f} M x {shape.tokens:,} visual "
             f"tokens, vision tower {vision.parameters / 1e6:,.2f} M x {shape.tower_tokens:,}: "
-            f"{2 * reads / 1e9:,.0f} and {2 * sees / 1e9:,.1f} GFLOP, {reads / sees:.1f} to 1"
+            f"{2 * reads / 1e9:,.0f} and {2 * sees / 1e9:,.1f} GFLOP, {reads / sees:.1f} to 1; "
+            f"attention adds {attention:.0%} to the language model's"
         )
     return lines

