@@ -159,6 +159,7 @@ def _settings(wanted: Benchmark) -> dict[str, object]:
     load = asdict(wanted.load)
     return {
         "model": wanted.model.name,
+        "sizes": list(wanted.model.notes),
         "server_flags": list(wanted.model.flags),
         "media": str(wanted.model.media),
         "load": {**load, "media": str(wanted.load.media), "data": str(wanted.load.data)},

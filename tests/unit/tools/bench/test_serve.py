@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,11 +119,14 @@ def test_what_is_wrong_is_found_before_a_server_starts(
 ) -> None:
     run_serve(wanted)
     model.started.clear()
+    resized = copy(model)
+    resized.notes = ["scale 2: other sizes"]
     for change, words in (
         ({"methods": ["nearest"]}, "method must be one of"),
         ({"load": replace(wanted.load, data=tmp_path / "none.jsonl")}, "No such file"),
         ({"load": replace(wanted.load, output_tokens=9)}, "are of other settings"),
         ({"with_vllm": True}, "knows shares alone"),
+        ({"model": resized}, "are of other settings"),
     ):
         with pytest.raises(ValueError, match=words):
             run_serve(replace(wanted, **change))
