@@ -160,7 +160,9 @@ def _draw_methods(axes: Axes, results: Results, concurrency: int, value: Figure)
             and (found := results.median(contender, concurrency, value))
         )
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=method)
+            on_top: dict[str, Any] = {"color": "black", "marker": "s", "zorder": 3}
+            style = on_top if method == UNPRUNED else {"marker": "o"}
+            axes.plot(*zip(*points, strict=True), label=method, **style)
     axes.set_xscale("log")
     ticks = sorted({round(tokens) for line in axes.lines for tokens in np.ravel(line.get_xdata())})
     axes.set_xticks(ticks, map(str, ticks))
