@@ -5,6 +5,7 @@ VENV   ?= .venv
 MODEL  ?= $(DEMO_MODEL)
 BUDGET ?= 16
 PORT   ?= 8000
+SHAPE  ?= llava-1.5
 ARGS   ?=
 
 DEMO_MODEL := .demo/trained
@@ -16,14 +17,14 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 # Their models are made here: waiting for a hub would only cost time.
-demo test bench: export HF_HUB_OFFLINE ?= 1
+demo test bench bench-serve: export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo serve test lint bench clean
+.PHONY: help setup demo serve test lint bench bench-serve clean
 
 help: ## this text
 	@echo "anchorprune-vllm: visual-token pruning for vLLM"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "New here?     make demo"
 	@echo "Your model:   make serve MODEL=llava-hf/llava-1.5-7b-hf BUDGET=64"
@@ -64,8 +65,11 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: setup ## what pruning costs in time and memory
-	@$(BIN)/anchorprune bench $(ARGS)
+bench: setup ## what pruning costs in time and memory, part by part
+	@$(BIN)/anchorprune bench parts $(ARGS)
+
+bench-serve: setup ## a server under load, unpruned and pruned (SHAPE, ARGS)
+	@$(BIN)/anchorprune bench serve --shape $(SHAPE) $(ARGS)
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV).lock .demo .*_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV).lock .demo bench-results .*_cache .hypothesis build *.egg-info

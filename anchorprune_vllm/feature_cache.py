@@ -21,12 +21,17 @@ class MediaFeatures:
 
     hidden: Tensor
     """[N, D]: the selected hidden layer, in the model's dtype."""
-    importance: Tensor
-    """float32 [N]."""
+    importance: Tensor | None = None
+    """float32 [N], for methods that need it."""
     keys: Tensor | None = None
     """[N, heads, head size], for methods that need them."""
     object_attention: Tensor | None = None
     """float32 [N], for methods that need it."""
+
+    @property
+    def importance_or_empty(self) -> Tensor:
+        """[N], or [0] for methods that do not look at it: one that does would notice."""
+        return self.hidden.new_empty(0) if self.importance is None else self.importance
 
     def parts(self) -> dict[str, Tensor]:
         """Those that are there."""
@@ -88,7 +93,7 @@ class FeatureCache:
 
     def put(self, key: Hashable, features: MediaFeatures) -> None:
         """Keep a copy, in place of what was used least recently; too large an item is not kept."""
-        tokens = len(features.importance)
+        tokens = len(features.hidden)
         needed = -(-tokens // self._page_tokens)
         if key in self._entries or needed > self._pages:
             return

@@ -39,22 +39,29 @@ _PUBLISHED = {
     "scope": f"{_BASELINES}.scope:scope",
     "random": f"{_BASELINES}.controls:random_tokens",
     "uniform": f"{_BASELINES}.controls:uniform_grid",
+    "first": f"{_BASELINES}.controls:first_tokens",
 }
 
-Signal = Literal["projected", "keys", "object_attention"]
-"""Fields of `Candidates` that are there only for methods that need them."""
+Signal = Literal["importance", "features", "projected", "keys", "object_attention"]
+"""Fields of `Candidates` that are made only for methods that need them. Relevance is made of
+`features`, for methods that ask."""
+
+_USUAL: frozenset[Signal] = frozenset({"importance", "features"})
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def method(*needs: Signal, asks: bool = False) -> Callable[[_Function], _Function]:
-    """Decorate a method: which signals it needs, and whether the question makes a difference.
+    """Decorate a method: all signals it needs, and whether the question makes a difference.
 
-    Without it, a method gets no further signals, and is taken to depend on the question.
+    What no method needs is not computed: without importance, nothing looks into the vision tower;
+    without features, nothing is compared with words. A method without this decoration gets both,
+    and is taken to depend on the question.
     """
 
     def decorate(function: _Function) -> _Function:
-        function.needs, function.asks = frozenset(needs), asks  # type: ignore[attr-defined]
+        wanted = frozenset(needs) | ({"features"} if asks else frozenset())
+        function.needs, function.asks = wanted, asks  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -65,7 +72,7 @@ class Method:
     """A method with its options, as the plugin uses it."""
 
     select: Callable[[Sequence[Candidates]], list[KeptTokens]]
-    needs: frozenset[Signal] = frozenset()
+    needs: frozenset[Signal] = _USUAL
     asks: bool = True
     """Whether the question makes a difference: if not, all questions share the kept tokens."""
 
@@ -92,7 +99,7 @@ def method_of(config: PruneConfig) -> Method:
     function, options = _load(config.method), dict(config.method_options)
     return Method(
         lambda items: [function(item, **options) for item in items],
-        needs=getattr(function, "needs", frozenset()),
+        needs=getattr(function, "needs", _USUAL),
         asks=asks(config.method),
     )
 
@@ -131,7 +138,8 @@ def check_method(config: PruneConfig) -> None:
     tokens, kept = len(item.features), item.budget
     for asked in (item, item._replace(relevance=None)):
         try:
-            (found,) = method_of(config).select([asked])
+            method = method_of(config)
+            (found,) = method.select([_only_needed(asked, method.needs)])
             indices = [int(index) for index in found.indices]
             shape = [*found.rows_of(item.features).shape]
         except Exception as error:
@@ -169,6 +177,16 @@ def small_item(device: torch.device | None = None) -> Candidates:
         keys=draw(2, 3),
         object_attention=draw(),
         grids=((3, 4),),
+    )
+
+
+def _only_needed(item: Candidates, needs: frozenset[Signal]) -> Candidates:
+    """As in a server: what a method has not asked for is not there."""
+    return item._replace(
+        importance=item.importance if "importance" in needs else item.importance[:0],
+        projected=item.projected if "projected" in needs else None,
+        keys=item.keys if "keys" in needs else None,
+        object_attention=item.object_attention if "object_attention" in needs else None,
     )
 
 

@@ -18,11 +18,12 @@ from anchorprune_vllm.models.pruned import keys_of_all_heads, mean_over_heads
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
 from anchorprune_vllm.pruner import Signals
 from anchorprune_vllm.signals.attention import Measure, received_attention, tap_attention
+from anchorprune_vllm.signals.plain import PlainSignals
 from anchorprune_vllm.signals.text_pair import PairFamily, TextPair
 
 
 def encode_tiles(model: Any, pixel_values: Tensor, measure: Measure) -> MediaFeatures:
-    """Run a LLaVA-like model's tower on [B, 3, H, W] and look into its attention on the way.
+    """Run a LLaVA-like model's tower on [B, 3, H, W] and take what is needed from its attention.
 
     measure: query and key to importance float32 [B, T], summed over the heads of this rank.
     Returns features of all tiles, [B, N, ...] each.
@@ -31,14 +32,17 @@ def encode_tiles(model: Any, pixel_values: Tensor, measure: Measure) -> MediaFea
     heads = model.config.vision_config.num_attention_heads
     last = layers[-1].self_attn.attn
     with ExitStack() as taps:
-        summed = taps.enter_context(tap_attention(last, measure))
+        if "importance" in model.needs:
+            summed = taps.enter_context(tap_attention(last, measure))
         if "keys" in model.needs:
             keys = taps.enter_context(tap_attention(last, _keys))
         if "object_attention" in model.needs:
             middle = layers[_object_layer(model)].self_attn.attn
             received = taps.enter_context(tap_attention(middle, tile_attention))
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    parts = {"importance": mean_over_heads(summed.pop(), last, heads)}
+    parts = {}
+    if "importance" in model.needs:
+        parts["importance"] = mean_over_heads(summed.pop(), last, heads)
     if "keys" in model.needs:
         parts["keys"] = keys_of_all_heads(keys.pop(), last, heads)
     if "object_attention" in model.needs:
@@ -104,6 +108,9 @@ class PairedPrunedModel(LinearPositionsModel):
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
         model_config = vllm_config.model_config
         vision_config = model_config.hf_config.vision_config
+        if "features" not in self.needs:
+            log_active(config, "none")
+            return PlainSignals(self._context_of)
         text_encoder = self.pair_family.find(vision_config, config.text_encoder)
         log_active(config, text_encoder)
         device = vllm_config.device_config.device
@@ -118,6 +125,10 @@ class PairedPrunedModel(LinearPositionsModel):
     @abstractmethod
     def _signals_of(self, pair: TextPair, similarity: Similarity) -> Signals:
         """Signals in the pair's space."""
+
+    def _context_of(self, rows: Tensor) -> Tensor:
+        """The tower's part [N, D] of the rows of an item."""
+        return rows
 
     def _key_shape(self) -> tuple[int, int]:
         vision = self.config.vision_config  # type: ignore[attr-defined]

@@ -153,7 +153,11 @@ class PrunedModel:
         """Heads of the vision tower's attention, and size of a head."""
 
     def _feature_layout(self, dtype: torch.dtype) -> Layout:
-        layout = {"hidden": ((self._hidden_size(),), dtype), "importance": ((), torch.float32)}
+        layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "hidden": ((self._hidden_size(),), dtype)
+        }
+        if "importance" in self.needs:
+            layout["importance"] = ((), torch.float32)
         if "keys" in self.needs:
             layout["keys"] = (self._key_shape(), dtype)
         if "object_attention" in self.needs:

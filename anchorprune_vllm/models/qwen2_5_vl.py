@@ -6,7 +6,7 @@ Kept tokens have the (t, h, w) that they have unpruned, and text goes on where i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
@@ -47,6 +47,7 @@ Grid = tuple[int, int, int]
 
 _TEXT_ENCODER = "the model's own word embeddings"
 _CACHE_PAGE = 256
+_FROM_TOWER: frozenset[Signal] = frozenset({"importance", "keys", "object_attention"})
 _FLOAT32_DIGITS = 4  # the bits of a float32, a byte in each channel
 
 
@@ -107,14 +108,17 @@ def grid_extent(grid: Grid, time_factor: float) -> int:
 
 
 @contextmanager
-def signals_behind_outputs(visual: Any, needs: frozenset[Signal] = frozenset()) -> Iterator[None]:
+def signals_behind_outputs(visual: Any, needs: Set[Signal]) -> Iterator[None]:
     """While entered, the vision tower's outputs [N, H] carry signals in channels behind them.
 
     Importance is the attention received in the last block with full attention, a mean over heads,
-    query rows and the patches of a token. Before it, if they are needed, come the keys of that
-    block, a mean over patches; behind it, attention received in the middle. As a part of the
-    outputs they go wherever vLLM sends them: with a data-parallel tower, to all ranks.
+    query rows and the patches of a token. Before it come the keys of that block, a mean over
+    patches; behind it, attention received in the middle: each of them if it is needed. As a part of
+    the outputs they go wherever vLLM sends them: with a data-parallel tower, to all ranks.
     """
+    if not needs & _FROM_TOWER:
+        yield
+        return
     last = visual.blocks[max(visual.fullatt_block_indexes)].attn.attn
     frames: list[int] = []  # patches of each
     reverse: list[Tensor] = []
@@ -134,7 +138,9 @@ def signals_behind_outputs(visual: Any, needs: frozenset[Signal] = frozenset()) 
         return patches.unflatten(0, (-1, visual.spatial_merge_unit)).mean(1)[reverse[0]]
 
     with ExitStack() as taps:
-        attention = [(last, taps.enter_context(tap_attention(last, received)))]
+        attention = []
+        if "importance" in needs:
+            attention.append((last, taps.enter_context(tap_attention(last, received))))
         if "object_attention" in needs:
             middle = visual.blocks[object_block(visual)].attn.attn
             attention.append((middle, taps.enter_context(tap_attention(middle, received))))
@@ -149,6 +155,8 @@ def signals_behind_outputs(visual: Any, needs: frozenset[Signal] = frozenset()) 
             if "keys" in needs:
                 of_patches = keys_of_all_heads(keys.pop(), last, module.num_heads)
                 outputs = torch.cat([outputs, of_tokens(of_patches).flatten(1)], dim=1)
+            if not scores:
+                return outputs
             return append_numbers(
                 outputs, torch.stack(scores, dim=1).view(torch.int32), _FLOAT32_DIGITS
             )
@@ -188,11 +196,13 @@ class _Media:
         with signals_behind_outputs(self._model.visual, needs):
             outputs = self.embed_whole(items)
         features = []
+        names = [name for name in ("importance", "object_attention") if name in needs]
         for rows in outputs:
-            names = ["importance", *(needs & {"object_attention"})]
-            rest, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
-            scores = bits.to(torch.int32).view(torch.float32).unbind(1)
-            parts = dict(zip(names, scores, strict=True))
+            rest, parts = rows, dict[str, Tensor]()
+            if names:
+                rest, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
+                scores = bits.to(torch.int32).view(torch.float32).unbind(1)
+                parts.update(zip(names, scores, strict=True))
             size = self._model.visual.out_hidden_size
             if "keys" in needs:
                 parts["keys"] = rest[:, size:].unflatten(1, self._model._key_shape())

@@ -44,19 +44,17 @@ class SiglipPrunedModel(PairedPrunedModel):
     ) -> list[MediaFeatures]:
         """Features of the items that tiles [B, 3, H, W] belong to.
 
-        A row is a token as the language model gets it, as the tower gives it, and in SigLIP space,
-        side by side.
+        A row is a token as the language model gets it, as the tower gives it, and, if features are
+        needed, in SigLIP space, side by side.
 
         lay_out: patches [B, P, C] to the tokens [N, C] of each item.
         """
         encoded = encode_tiles(self, pixel_values, tile_attention)
         hidden = encoded.hidden
         # Each part is laid out before the next is made: pooled, it is smaller.
-        parts = [
-            lay_out(self.multi_modal_projector(hidden)),
-            lay_out(hidden),
-            lay_out(self._pair.embed_patches(hidden)),
-        ]
+        parts = [lay_out(self.multi_modal_projector(hidden)), lay_out(hidden)]
+        if "features" in self.needs:
+            parts.append(lay_out(self._pair.embed_patches(hidden)))
         rows = [torch.cat(item, dim=-1) for item in zip(*parts, strict=True)]
 
         def lay_out_part(part: Tensor) -> Sequence[Tensor]:
@@ -74,7 +72,11 @@ class SiglipPrunedModel(PairedPrunedModel):
 
     def _row_parts(self) -> list[int]:
         vision_size = self.config.vision_config.hidden_size  # SigLIP's space is as large
-        return [self.config.get_text_config().hidden_size, vision_size, vision_size]
+        behind = [vision_size] * (2 if "features" in self.needs else 1)
+        return [self.config.get_text_config().hidden_size, *behind]
+
+    def _context_of(self, rows: Tensor) -> Tensor:
+        return rows.split(self._row_parts(), dim=1)[1]
 
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_index, self.config.video_token_index]

@@ -22,8 +22,9 @@ class Candidates(NamedTuple):
     Tensors of any float dtype on one device. `units` is metadata and read by the host: give it as a
     CPU tensor, a device tensor costs a synchronisation.
 
-    From `projected` on, there is what some of the other methods need: a tensor is None for all that
-    do not ask for it.
+    A method that does not need `features` gets the tower's rows in their place, and one that does
+    not need `importance` an empty tensor. From `projected` on, there is what some of the other
+    methods need: a tensor is None for all that do not ask for it.
     """
 
     relevance: Tensor | None  # [N], larger is more relevant; None: no query, no anchor

@@ -46,7 +46,7 @@ class MatchingSignals:
             Candidates(
                 relevance=self._match(item.hidden, words_of[i]) if i in words_of else None,
                 features=item.hidden,
-                importance=item.importance,
+                importance=item.importance_or_empty,
                 budget=plan.kept,
                 units=plan.units,
             )

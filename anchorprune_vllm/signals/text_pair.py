@@ -176,7 +176,7 @@ class TextPair(ABC):
             Candidates(
                 relevance=sign * (patches[i] @ words_of[i]) if i in words_of else None,
                 features=patches[i],
-                importance=features[i].importance,
+                importance=features[i].importance_or_empty,
                 budget=plan.kept,
                 context_features=context[i],
                 units=plan.units,

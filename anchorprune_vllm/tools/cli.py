@@ -16,6 +16,7 @@ from anchorprune_vllm import __version__, methods
 from anchorprune_vllm.config import POSITIONS
 from anchorprune_vllm.query import SCOPES
 from anchorprune_vllm.tools.arguments import budgets, json_object, positive
+from anchorprune_vllm.tools.bench.command import add_bench
 from anchorprune_vllm.tools.explain.command import add_explain
 
 
@@ -94,19 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser(
-        "bench",
-        help="what pruning costs in time and memory, side by side",
-        description="Time token selection side by side with a straightforward loop of the same "
-        "method, with and without crops, and as a share of a vision-tower call; received attention "
-        "against the tower that it is taken from; videos of two lengths; and the peak memory of "
-        "pruned and unpruned calls. Nine minutes on two CPU cores.",
-    )
-    bench.add_argument(
-        "--repeats", type=positive, default=15, help="of each measurement (default: 15)"
-    )
-    bench.set_defaults(run=_bench)
-
+    add_bench(commands)
     _add_eval(commands)
     add_explain(commands)
     return parser
@@ -239,15 +228,6 @@ def _demo(args: argparse.Namespace) -> None:
         server_budget=args.budgets[len(args.budgets) // 2],
         images=args.images,
     )
-
-
-def _bench(args: argparse.Namespace) -> None:
-    # vLLM and torch's profiler would write between the tables.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from anchorprune_vllm.tools.bench import run_bench
-
-    run_bench(args.repeats)
 
 
 def _eval(args: argparse.Namespace) -> None:

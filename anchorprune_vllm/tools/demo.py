@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import signal
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from openai import DefaultHttpxClient, OpenAI
 from rich.console import Console
 from rich.table import Table
 
+from anchorprune_vllm.tools.asking import Answer, ask, connect
 from anchorprune_vllm.tools.demo_model import (
     TRAINED,
     describe,
@@ -26,15 +23,6 @@ from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer
 
 _SAME_FOR_ALL = 40  # questions that every budget answers
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a client sees of one streamed answer."""
-
-    prompt_tokens: int
-    seconds_to_first_token: float
-    text: str
 
 
 def run_demo(
@@ -77,12 +65,11 @@ def _ask_at_budgets(
     images: int,
     console: Console,
 ) -> Table:
-    client = OpenAI(
-        base_url=f"{server.url}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=DefaultHttpxClient(trust_env=False),  # no proxy between us and this machine
-    )
+    client = connect(server.url)
+
+    def put(asked: DemoQuestion, budget: str | None) -> Answer:
+        return ask(client, asked.media, asked.text, model="demo", budget=budget)
+
     example = question(0)
     kind, is_exam = example.media.kind, bool(example.answers)
     same = [question(-1 - number) for number in range(_SAME_FOR_ALL if is_exam else 0)]
@@ -98,18 +85,18 @@ def _ask_at_budgets(
     with console.status("asking") as status:
         # The first requests of all pay for lazy initialisation.
         for budget in (None, "100%"):
-            ask(client, question(10**6), budget)
+            put(question(10**6), budget)
         for number, budget in enumerate(budgets):
             status.update(f"asking at budget {budget}")
             override = None if budget == server_budget else budget
             # Timed on pictures that no other budget has seen: each pays for its vision tower.
             first = 1 + number * images
             seconds = [
-                ask(client, question(new), override).seconds_to_first_token
+                put(question(new), override).seconds_to_first_token
                 for new in range(first, first + images)
             ]
-            answer = ask(client, example, override)
-            right = sum(asked.is_right(ask(client, asked, override).text) for asked in same)
+            answer = put(example, override)
+            right = sum(asked.is_right(put(asked, override).text) for asked in same)
             table.add_row(
                 budget + notes.get(budget, ""),
                 str(answer.prompt_tokens),
@@ -118,35 +105,3 @@ def _ask_at_budgets(
                 answer.text.strip(),
             )
     return table
-
-
-def ask(client: OpenAI, asked: DemoQuestion, budget: str | None) -> Answer:
-    """One streamed question; `budget` overrides the server's."""
-    override: dict[str, Any] = {} if budget is None else {"anchorprune": {"budget": budget}}
-    start = time.perf_counter()
-    stream = client.chat.completions.create(
-        model="demo",
-        messages=[
-            {
-                "role": "user",
-                "content": [
-                    asked.media.as_message_part(),
-                    {"type": "text", "text": asked.text},
-                ],
-            }
-        ],
-        max_tokens=12,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"mm_processor_kwargs": override} if override else None,
-    )
-    first, text, prompt_tokens = None, "", 0
-    for chunk in stream:
-        if chunk.usage is not None:
-            prompt_tokens = chunk.usage.prompt_tokens
-        for choice in chunk.choices:
-            if choice.delta.content and first is None:
-                first = time.perf_counter()
-            text += choice.delta.content or ""
-    return Answer(prompt_tokens, (first or time.perf_counter()) - start, text)

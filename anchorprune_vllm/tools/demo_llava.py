@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_clip_tokenizer, make_llama_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, Weights
+from anchorprune_vllm.tools.demo_weights import TINY, Config, Sizes, Weights
 
 PATCH = 14
 
@@ -31,9 +31,10 @@ CHAT_TEMPLATE = """\
 # fmt: off
 
 
-def clip_config(vocab_size: int, image_size: int) -> Config:
+def clip_config(vocab_size: int, image_size: int, sizes: Sizes = TINY) -> Config:
+    joint = sizes.text_encoder.get("projection_dim", 32)
     common = {"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "quick_gelu",
-              "layer_norm_eps": 1e-5, "projection_dim": 32}
+              "layer_norm_eps": 1e-5, "projection_dim": joint}
     text = {"model_type": "clip_text_model", "intermediate_size": 128, "num_hidden_layers": 2,
             "max_position_embeddings": 77, "vocab_size": vocab_size,
             # Wrong ids, as on the hub: an end of 2 tells transformers to pool at the highest id.
@@ -41,16 +42,18 @@ def clip_config(vocab_size: int, image_size: int) -> Config:
     vision = {"model_type": "clip_vision_model", "intermediate_size": 256, "num_hidden_layers": 4,
               "num_channels": 3, "image_size": image_size, "patch_size": PATCH}
     return {"architectures": ["CLIPModel"], "model_type": "clip", "dtype": "float32",
-            "projection_dim": 32, "logit_scale_init_value": 2.6592,
-            "text_config": common | text, "vision_config": common | vision}
+            "projection_dim": joint, "logit_scale_init_value": 2.6592,
+            "text_config": common | text | sizes.text_encoder,
+            "vision_config": common | vision | sizes.vision}
 
 
-def llava_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
+def llava_config(tokenizer: Tokenizer, vision_config: Config, sizes: Sizes = TINY) -> Config:
     text = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
             "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
-            "vocab_size": math.ceil(tokenizer.get_vocab_size() / 64) * 64}  # padded, as on the hub
+            "vocab_size": math.ceil(tokenizer.get_vocab_size() / 64) * 64,  # padded, as on the hub
+            **sizes.text}
     return {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
             "dtype": "float32", "ignore_index": -100, "tie_word_embeddings": False,
             "image_token_index": tokenizer.token_to_id("<image>"),
@@ -95,22 +98,22 @@ _LLAVA_PROCESSOR_CONFIG = {
 
 
 # fmt: on
-def write_llava(directory: Path, seed: int, image_size: int) -> None:
+def write_llava(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     """A LLaVA-1.5, and under it the CLIP that has the same vision tower."""
-    _write(directory, seed, image_size, with_crops=False)
+    _write(directory, seed, image_size, sizes, with_crops=False)
 
 
-def write_llava_next(directory: Path, seed: int, image_size: int) -> None:
+def write_llava_next(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     """A LLaVA-NeXT: the same weights, and the embedding that ends a row of patches."""
-    _write(directory, seed, image_size, with_crops=True)
+    _write(directory, seed, image_size, sizes, with_crops=True)
 
 
-def _write(directory: Path, seed: int, image_size: int, *, with_crops: bool) -> None:
+def _write(directory: Path, seed: int, image_size: int, sizes: Sizes, *, with_crops: bool) -> None:
     draw = demo_weights.RandomWeights(seed)
     clip_tokenizer = make_clip_tokenizer()
     tokenizer = make_llama_tokenizer(["<image>", "<pad>"])
-    paired = clip_config(clip_tokenizer.get_vocab_size(), image_size)
-    config = llava_config(tokenizer, paired["vision_config"])
+    paired = clip_config(clip_tokenizer.get_vocab_size(), image_size, sizes)
+    config = llava_config(tokenizer, paired["vision_config"], sizes)
     tower = demo_weights.vision_tower(draw, paired["vision_config"])
     clip = tower | demo_weights.clip_without_vision_tower(draw, paired)
     llava = {f"vision_tower.{name}": weight for name, weight in tower.items()}

@@ -8,6 +8,7 @@ package; the weights of the others are random.
 import json
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from anchorprune_vllm.tools.demo_llava import PATCH, write_llava, write_llava_next
 from anchorprune_vllm.tools.demo_onevision import write_llava_video, write_onevision
 from anchorprune_vllm.tools.demo_qwen import TOKEN, write_qwen2_5_vl
-from anchorprune_vllm.tools.demo_weights import Config
+from anchorprune_vllm.tools.demo_weights import TINY, Config, Sizes
 
 _RECIPE = 1  # raise it when the same parameters begin to give other bytes
 _RECORD = "demo_model.json"
@@ -36,11 +37,16 @@ _TRAINED_FILES = Path(__file__).parent / "trained_model"
 
 
 def make_demo_model(
-    directory: Path, *, arch: str = "llava-1.5", seed: int = 0, image_size: int = 168
+    directory: Path,
+    *,
+    arch: str = "llava-1.5",
+    seed: int = 0,
+    image_size: int = 168,
+    sizes: Sizes = TINY,
 ) -> None:
     """Write a model to `directory`, its text encoder under it, unless they are there.
 
-    `arch` is one of `ARCHITECTURES`, or `TRAINED`, which has one seed and one image size.
+    `arch` is one of `ARCHITECTURES`, or `TRAINED`, which has one seed and one size.
 
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
     visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
@@ -50,20 +56,22 @@ def make_demo_model(
     writers = {**ARCHITECTURES, TRAINED: _copy_trained}
     if arch not in writers:
         raise ValueError(f"arch is {arch!r}: give one of {', '.join(writers)}")
-    if arch == TRAINED and (seed, image_size) != (0, 168):
+    if arch == TRAINED and (seed, image_size, sizes) != (0, 168, TINY):
         raise ValueError(
             f"seed is {seed} and image_size {image_size}: the trained model has seed 0 and size 168"
         )
     if image_size < PATCH or image_size % PATCH:
         raise ValueError(f"image_size is {image_size}: give a positive multiple of {PATCH}")
     directory = Path(directory).resolve()
-    wanted = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
+    wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
+    if sizes != TINY:
+        wanted["sizes"] = asdict(sizes)
     if _is_complete(directory, wanted):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as scratch:
         model = Path(scratch) / "model"
-        writers[arch](model, seed, image_size)
+        writers[arch](model, seed, image_size, sizes)
         record = json.dumps(wanted | {"files": _file_sizes(model)}, indent=2)
         (model / _RECORD).write_text(record + "\n", encoding="utf-8")
         try:
@@ -73,7 +81,7 @@ def make_demo_model(
                 raise
 
 
-def _copy_trained(directory: Path, seed: int, image_size: int) -> None:
+def _copy_trained(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     shutil.copytree(_TRAINED_FILES, directory)
 
 

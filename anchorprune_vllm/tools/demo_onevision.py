@@ -16,7 +16,7 @@ from anchorprune_vllm.models.llava_video_config import CHAT_TEMPLATE
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer, make_siglip_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, RandomWeights, Weights
+from anchorprune_vllm.tools.demo_weights import Config, RandomWeights, Sizes, Weights
 
 PATCH = 14
 TEXT_ENCODER = "siglip"  # its directory, under the model's
@@ -38,21 +38,23 @@ _ONEVISION_CHAT_TEMPLATE = """\
 # fmt: off
 
 
-def _siglip_config(vocab_size: int, image_size: int) -> Config:
+def _siglip_config(vocab_size: int, image_size: int, sizes: Sizes) -> Config:
     common = {"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh",
               "layer_norm_eps": 1e-6}
     text = {"model_type": "siglip_text_model", "intermediate_size": 128, "num_hidden_layers": 2,
-            "max_position_embeddings": 64, "vocab_size": vocab_size, "projection_size": 64,
+            "max_position_embeddings": 64, "vocab_size": vocab_size,
+            "projection_size": sizes.vision.get("hidden_size", 64),
             "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
     vision = {"model_type": "siglip_vision_model", "intermediate_size": 256,
               "num_hidden_layers": 4, "num_channels": 3, "image_size": image_size,
               "patch_size": PATCH}
     return {"architectures": ["SiglipModel"], "model_type": "siglip", "dtype": "float32",
             "logit_scale_init_value": 2.6592,
-            "text_config": common | text, "vision_config": common | vision}
+            "text_config": common | text | sizes.text_encoder,
+            "vision_config": common | vision | sizes.vision}
 
 
-def _qwen2_config(tokenizer: Tokenizer, more_tokens: int) -> Config:
+def _qwen2_config(tokenizer: Tokenizer, more_tokens: int, sizes: Sizes) -> Config:
     token_id = tokenizer.token_to_id
     vocab_size = math.ceil((tokenizer.get_vocab_size() + more_tokens) / 64) * 64  # padded, too
     return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "float32",
@@ -61,7 +63,8 @@ def _qwen2_config(tokenizer: Tokenizer, more_tokens: int) -> Config:
             "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
             "use_sliding_window": False, "max_position_embeddings": 8192,
             "vocab_size": vocab_size,
-            "bos_token_id": token_id("<|endoftext|>"), "eos_token_id": token_id("<|im_end|>")}
+            "bos_token_id": token_id("<|endoftext|>"), "eos_token_id": token_id("<|im_end|>"),
+            **sizes.text}
 
 
 def _pinpoints(tile: int) -> list[list[int]]:
@@ -69,7 +72,7 @@ def _pinpoints(tile: int) -> list[list[int]]:
     return [[rows * tile, columns * tile] for rows in range(1, 7) for columns in range(1, 7)]
 
 
-def _onevision_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
+def _onevision_config(tokenizer: Tokenizer, vision_config: Config, sizes: Sizes) -> Config:
     layers = vision_config["num_hidden_layers"] - 1  # without the last: the model does not use it
     vision_config = vision_config | {"num_hidden_layers": layers, "vision_use_head": False}
     return {"architectures": ["LlavaOnevisionForConditionalGeneration"],
@@ -80,17 +83,18 @@ def _onevision_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
             "projector_hidden_act": "gelu", "tie_word_embeddings": False,
             "use_image_newline_parameter": True, "vision_aspect_ratio": "anyres_max_9",
             "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
-            "text_config": _qwen2_config(tokenizer, 0), "vision_config": vision_config}
+            "text_config": _qwen2_config(tokenizer, 0, sizes), "vision_config": vision_config}
 
 
-def _video_config(tokenizer: Tokenizer, vision_config: Config) -> Config:
-    return _qwen2_config(tokenizer, 2) | {
+def _video_config(tokenizer: Tokenizer, vision_config: Config, sizes: Sizes) -> Config:
+    return _qwen2_config(tokenizer, 2, sizes) | {
         "architectures": ["LlavaQwenForCausalLM"], "model_type": "llava_qwen",
         # Not on the hub: there the tower's name tells its sizes, and the vocabulary is Qwen2's.
         "vision_config": vision_config,
         "image_token_index": tokenizer.get_vocab_size(),
         "video_token_index": tokenizer.get_vocab_size() + 1,
-        "mm_vision_tower": "google/siglip-so400m-patch14-384", "mm_hidden_size": 64,
+        "mm_vision_tower": "google/siglip-so400m-patch14-384",
+        "mm_hidden_size": vision_config["hidden_size"],
         "mm_projector_type": "mlp2x_gelu", "mm_resampler_type": None,
         "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch",
         "image_aspect_ratio": "anyres_max_9", "mm_patch_merge_type": "spatial_unpad",
@@ -119,12 +123,12 @@ _SIGLIP_TOKENIZER_CONFIG = {
 
 
 # fmt: on
-def write_onevision(directory: Path, seed: int, image_size: int) -> None:
+def write_onevision(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     """A LLaVA-OneVision, and under it the SigLIP that has the same vision tower."""
     draw = RandomWeights(seed)
     tokenizer = make_qwen_tokenizer(_SPECIALS + _MEDIA_SPECIALS)
-    siglip, tower = _write_siglip(directory, draw, image_size)
-    config = _onevision_config(tokenizer, siglip["vision_config"])
+    siglip, tower = _write_siglip(directory, draw, image_size, sizes)
+    config = _onevision_config(tokenizer, siglip["vision_config"], sizes)
     text_config = config["text_config"]
     weights = {f"vision_tower.{name}": weight for name, weight in tower.items()}
     weights |= demo_weights.projector(draw, config)
@@ -157,12 +161,12 @@ def write_onevision(directory: Path, seed: int, image_size: int) -> None:
     )
 
 
-def write_llava_video(directory: Path, seed: int, image_size: int) -> None:
+def write_llava_video(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     """A LLaVA-Video in the original format, and under it its SigLIP."""
     draw = RandomWeights(seed)
     tokenizer = make_qwen_tokenizer(_SPECIALS)
-    siglip, tower = _write_siglip(directory, draw, image_size)
-    config = _video_config(tokenizer, siglip["vision_config"])
+    siglip, tower = _write_siglip(directory, draw, image_size, sizes)
+    config = _video_config(tokenizer, siglip["vision_config"], sizes)
     hidden, visual = config["hidden_size"], config["mm_hidden_size"]
     weights = {f"model.vision_tower.vision_tower.{name}": weight for name, weight in tower.items()}
     weights |= draw.linear("model.mm_projector.0", hidden, visual, bias=0.1)
@@ -184,14 +188,16 @@ def write_llava_video(directory: Path, seed: int, image_size: int) -> None:
     )
 
 
-def _write_siglip(model: Path, draw: RandomWeights, image_size: int) -> tuple[Config, Weights]:
+def _write_siglip(
+    model: Path, draw: RandomWeights, image_size: int, sizes: Sizes
+) -> tuple[Config, Weights]:
     """The pair under a model's directory: its config, and of its tower all but the last layer."""
     tokenizer = make_siglip_tokenizer()
     directory = model / TEXT_ENCODER
     directory.mkdir(parents=True)
     (directory / "spiece.model").write_bytes(tokenizer)
     vocab_size = SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
-    config = _siglip_config(vocab_size, image_size)
+    config = _siglip_config(vocab_size, image_size, sizes)
     tower = demo_weights.siglip_vision_tower(draw, config["vision_config"])
     write_checkpoint(
         directory,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config
+from anchorprune_vllm.tools.demo_weights import Config, Sizes
 
 _PATCH = 14
 TOKEN = 2 * _PATCH  # the side of a visual token: 2 x 2 patches are merged
@@ -39,12 +39,13 @@ _CHAT_TEMPLATE = """\
 # fmt: off
 
 
-def _config(tokenizer: Tokenizer) -> Config:
+def _config(tokenizer: Tokenizer, sizes: Sizes) -> Config:
     token_id = tokenizer.token_to_id
     vision = {"depth": 4, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128,
               "hidden_act": "silu", "in_chans": 3, "out_hidden_size": 128, "patch_size": _PATCH,
               "spatial_patch_size": _PATCH, "temporal_patch_size": 2, "spatial_merge_size": 2,
-              "window_size": 112, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
+              "window_size": 112, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2,
+              **sizes.vision}
     return {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
             "dtype": "float32", "hidden_size": 128, "intermediate_size": 256,
             "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -58,7 +59,7 @@ def _config(tokenizer: Tokenizer) -> Config:
             "vision_token_id": token_id("<|vision_pad|>"),
             "image_token_id": token_id("<|image_pad|>"),
             "video_token_id": token_id("<|video_pad|>"),
-            "vision_config": vision}
+            "vision_config": vision, **sizes.text}
 
 
 def _image_processor_config(image_size: int) -> Config:
@@ -82,14 +83,14 @@ _TOKENIZER_CONFIG = {
 
 
 # fmt: on
-def write_qwen2_5_vl(directory: Path, seed: int, image_size: int) -> None:
+def write_qwen2_5_vl(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
     """A Qwen2.5-VL. Pictures are scaled to between (2 · image_size)² and (6 · image_size)² pixels.
 
     A small square one has so (image_size / 14)² visual tokens, as those of the LLaVAs.
     """
     draw = demo_weights.RandomWeights(seed)
     tokenizer = make_qwen_tokenizer(_SPECIALS)
-    config = _config(tokenizer)
+    config = _config(tokenizer, sizes)
     weights = demo_weights.qwen_vision_tower(draw, config["vision_config"])
     weights |= demo_weights.language_model(
         draw, config, tokenizer, prefix="", space="Ġ", qkv_bias=0.5

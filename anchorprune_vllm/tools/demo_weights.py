@@ -5,6 +5,7 @@ They are scaled so that answers depend on picture and question, and the signals 
 from uniform.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,19 @@ from anchorprune_vllm.tools.demo_tokenizers import WORDS
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Entries of a demo model's configs that are to be other than those of the tiny one."""
+
+    text: Config = field(default_factory=dict)
+    vision: Config = field(default_factory=dict)
+    """Of the tower with all its layers; the LLaVAs use all but the last."""
+    text_encoder: Config = field(default_factory=dict)
+
+
+TINY = Sizes()
 
 
 class RandomWeights:

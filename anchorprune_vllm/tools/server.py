@@ -12,12 +12,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 _STOP_SECONDS = 8
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class VllmServer:
@@ -25,15 +25,18 @@ class VllmServer:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         args: Sequence[str],
         log: Path,
         start_seconds: float = 300,
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        """env: variables that the server gets beside ours."""
         self.log = log
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._start_seconds = start_seconds
+        self._env = {**os.environ, **(env or {})}
         self._command = [
             *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
             *("--host", "127.0.0.1", "--port", str(self.port), *args),
@@ -44,7 +47,11 @@ class VllmServer:
         with self.log.open("wb") as log:
             # A session of its own: Ctrl-C reaches us alone, and we stop the whole group.
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
             )
         try:
             self._wait_until_healthy()
@@ -61,22 +68,27 @@ class VllmServer:
     ) -> None:
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        """Of the process whose children are all others."""
+        return self._process.pid
+
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self._start_seconds
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(
                     f"vllm serve ended with code {self._process.returncode}; the end of "
-                    f"{self.log}:\n{_tail(self.log)}"
+                    f"{self.log}:\n{tail(self.log)}"
                 )
             try:
-                with _NO_PROXY.open(f"{self.url}/health", timeout=1):
+                with NO_PROXY.open(f"{self.url}/health", timeout=1):
                     return
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.2)
         raise RuntimeError(
             f"vllm serve was not ready after {self._start_seconds:.0f} s; the end of {self.log}:\n"
-            f"{_tail(self.log)}"
+            f"{tail(self.log)}"
         )
 
     def stop(self) -> None:
@@ -100,5 +112,6 @@ def _free_port() -> int:
         return port
 
 
-def _tail(path: Path, lines: int = 30) -> str:
+def tail(path: Path, lines: int = 30) -> str:
+    """The end of a log."""
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

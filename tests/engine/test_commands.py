@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -84,3 +85,32 @@ def test_a_wrong_start_ends_in_one_line(demo_model: Path, tmp_path: Path) -> Non
     assert "Traceback" not in ended.stdout + ended.stderr
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith(f"vllm: error: anchorprune: cannot read the text encoder '{missing}'")
+
+
+def test_bench_serve(tmp_path: Path) -> None:
+    """Three servers of a very small shape, under the smallest load."""
+    command = [
+        *(sys.executable, "-m", "anchorprune_vllm.tools.cli", "bench", "serve"),
+        *("--shape", "llava-1.5", "--scale", "0.004", "--budgets", "11.1%", "--concurrency", "2"),
+        *("--requests", "4", "--output-tokens", "2"),
+        *("--out", str(tmp_path / "out"), "--models", str(tmp_path / "models")),
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("2 at once: first token") == 3
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    by_method = {one["contender"]["method"]: one for one in stored["measurements"]}
+    assert list(by_method) == ["unpruned", "free selection", "anchorprune"]
+    tokens = {name: one["client"]["total_input_tokens"] for name, one in by_method.items()}
+    assert tokens["unpruned"] - tokens["anchorprune"] == 4 * (576 - 64)
+    assert tokens["free selection"] == tokens["anchorprune"]
+    for name, one in by_method.items():
+        assert one["client"]["completed"] == 4
+        assert one["embedding_seconds"] > one["selection_seconds"]
+        assert (one["selection_seconds"] > 0) == (name != "unpruned")
+        assert one["kv_tokens"] > 10_000
+        assert one["memory_bytes"] > 2**29
+    assert "of free selection's" in (tmp_path / "out" / "table.md").read_text()
+    assert (tmp_path / "out" / "budget.png").exists()

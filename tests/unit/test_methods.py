@@ -18,7 +18,7 @@ from anchorprune_vllm.selection import Candidates, KeptTokens
 
 OURS = (
     *("anchorprune", "visionzip", "divprune", "cdpruner", "prumerge+", "fastervlm", "vispruner"),
-    *("hiprune", "scope", "random", "uniform"),
+    *("hiprune", "scope", "random", "uniform", "first"),
 )
 
 
@@ -30,7 +30,7 @@ def kept(indices, weights=None):
 # --- Of another package ---
 
 
-def first_tokens(item: Candidates, *, start: int = 0, note: str = "") -> KeptTokens:
+def tokens_from(item: Candidates, *, start: int = 0, note: str = "") -> KeptTokens:
     return kept(torch.arange(start, start + item.budget))
 
 
@@ -46,6 +46,11 @@ def with_an_index_per_question(item: Candidates) -> KeptTokens:
 @methods.method("keys", asks=False)
 def with_keys(item: Candidates) -> KeptTokens:
     return kept(item.keys.flatten(1).sum(1).topk(item.budget).indices)
+
+
+@methods.method("keys")
+def with_importance_unsaid(item: Candidates) -> KeptTokens:
+    return kept(item.importance.topk(item.budget).indices)
 
 
 BAD = {
@@ -66,7 +71,13 @@ BAD = {
 def installed(monkeypatch):
     """A package with all of these as entry points, and some that it must not have."""
     module = SimpleNamespace(
-        first=first_tokens, means=means, question=with_an_index_per_question, keys=with_keys, **BAD
+        tokens_from=tokens_from,
+        means=means,
+        question=with_an_index_per_question,
+        keys=with_keys,
+        keys_unsaid=lambda item: with_keys(item),
+        importance_unsaid=with_importance_unsaid,
+        **BAD,
     )
     monkeypatch.setitem(sys.modules, "other_package", module)
     names = [*vars(module), "absent", "divprune", "anchorprune"]
@@ -87,7 +98,7 @@ def installed(monkeypatch):
 def test_names_are_ours_and_those_that_are_installed(installed):
     assert methods.names()[: len(OURS)] == OURS
     theirs = methods.names()[len(OURS) :]
-    assert "first" in theirs
+    assert "tokens_from" in theirs
     assert "divprune" not in theirs  # ours stay ours
     assert "anchorprune" not in theirs
 
@@ -98,14 +109,14 @@ def test_ours_are_not_replaced(installed):
 
 
 def test_a_method_of_another_package_is_served_with_its_options(installed):
-    config = PruneConfig(5, method="first", method_options={"start": 3})
+    config = PruneConfig(5, method="tokens_from", method_options={"start": 3})
     methods.check_method(config)
     method = methods.method_of(config)
     item = Candidates(None, torch.rand(12, 4), torch.rand(12), 4)
     found = method.select([item, item._replace(budget=2)])
     assert [k.indices.tolist() for k in found] == [[3, 4, 5, 6], [3, 4]]
-    assert method.needs == frozenset()
-    assert method.asks  # as it does not say
+    assert method.needs == {"importance", "features"}  # as it does not say
+    assert method.asks
 
 
 def test_a_method_may_merge(installed):
@@ -117,6 +128,12 @@ def test_a_method_says_what_it_needs(installed):
     methods.check_method(config)
     assert methods.method_of(config).needs == {"keys"}
     assert not methods.method_of(config).asks
+
+
+@pytest.mark.parametrize("name", ["keys_unsaid", "importance_unsaid"])
+def test_a_method_must_say_what_it_looks_at(installed, name):
+    with pytest.raises(ValueError, match=f"the method {name} fails on an item"):
+        methods.check_method(PruneConfig(5, method=name))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -141,11 +158,11 @@ def test_refusals_say_what_was_wrong(installed):
 
 
 def test_options_that_do_not_work_are_refused(installed):
-    config = PruneConfig(5, method="first", method_options={"start": 8})  # up to token 12
+    config = PruneConfig(5, method="tokens_from", method_options={"start": 8})  # up to token 12
     with pytest.raises(ValueError, match=r"fails .*mend it or its options {'start': 8}"):
         methods.check_method(config)
-    with pytest.raises(ValueError, match="the method first has no option 'begin'; it has: start, "):
-        PruneConfig(5, method="first", method_options={"begin": 8})
+    with pytest.raises(ValueError, match="tokens_from has no option 'begin'; it has: start, "):
+        PruneConfig(5, method="tokens_from", method_options={"begin": 8})
 
 
 # --- Ours ---
@@ -237,6 +254,17 @@ def test_settings_go_to_json_and_back_with_their_options():
     assert written["method_options"] == options
     assert PruneConfig.from_dict(written) == config
     assert PruneConfig.from_dict(PruneConfig(8).to_dict()) == PruneConfig(8)
+
+
+@pytest.mark.parametrize("name", ["random", "uniform", "first"])
+def test_controls_look_at_nothing(name):
+    method = methods.method_of(PruneConfig(5, method=name))
+    assert (method.needs, method.asks) == (frozenset(), False)
+
+
+def test_a_method_that_asks_gets_what_words_are_compared_with():
+    method = methods.method_of(PruneConfig(5, method="cdpruner"))
+    assert (method.needs, method.asks) == ({"features", "projected"}, True)
 
 
 def test_options_make_other_settings():

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controls that look at nothing: tokens by chance, and tokens on a grid."""
+"""Controls that look at nothing: tokens by chance, tokens on a grid, and the first tokens.
+
+They need no signals, so none are computed for them.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,12 @@ def uniform_grid(item: Candidates) -> KeptTokens:
                 chosen += [start + row * columns + place for place in _spread(in_row, columns)]
         start += rows * columns
     return in_native_order(to_device(chosen, item.features.device))
+
+
+@method()
+def first_tokens(item: Candidates) -> KeptTokens:
+    """The first K tokens: what pruning would cost if selection were free."""
+    return in_native_order(torch.arange(count(item), device=item.features.device))
 
 
 def _spread(count: int, places: int) -> list[int]:

@@ -13,7 +13,7 @@ from anchorprune_vllm.selection.baselines.ranking import by_score, count, in_nat
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 
 
-@method()
+@method("importance")
 def fastervlm(item: Candidates) -> KeptTokens:
     """The K most important tokens."""
     return in_native_order(by_score(item.importance)[: count(item)])

@@ -22,7 +22,7 @@ from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.host import to_device
 
 
-@method("object_attention")
+@method("importance", "object_attention")
 def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
     """round(K * alpha / 5) tokens by object attention, their 4 neighbours, the rest by importance.
 

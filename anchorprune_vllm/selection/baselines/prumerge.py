@@ -19,7 +19,7 @@ from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import unit_rows
 
 
-@method("keys")
+@method("importance", "keys")
 def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     """Kept tokens, each plus its nearest `neighbours` by key; last, the sum of what is not kept.
 

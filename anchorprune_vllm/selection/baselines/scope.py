@@ -15,7 +15,7 @@ from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import GRID, unit_rows
 
 
-@method()
+@method("importance")
 def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     """Always the token that adds most coverage, times importance to the power of `alpha`.
 

@@ -23,7 +23,7 @@ from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
 from anchorprune_vllm.selection.cosine import unit_rows
 
 
-@method("keys")
+@method("importance", "keys")
 def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTokens:
     """Dominant tokens as they are, then contextual ones: each plus the mean of its group.
 

@@ -23,7 +23,7 @@ from anchorprune_vllm.selection.cosine import unit_rows
 _DROPPED_AT_ONCE = 8
 
 
-@method()
+@method("importance")
 def vispruner(item: Candidates, *, important_ratio: float = 0.5) -> KeptTokens:
     """A share of the budget by importance, the rest by repeated matching.
 

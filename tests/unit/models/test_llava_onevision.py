@@ -13,7 +13,7 @@ import torch
 from anchorprune_vllm.models import llava_onevision
 from anchorprune_vllm.models.frames import places_between_newlines
 from anchorprune_vllm.plan import pop_plans
-from anchorprune_vllm.tools.bench_support import edit_json
+from anchorprune_vllm.tools.bench.support import edit_json
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.dialects import in_dialect, prompt_of

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from anchorprune_vllm import methods
+from anchorprune_vllm.models import clip_tower, paired_tower, qwen2_5_vl
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.selection.baselines.controls import uniform_grid
+from anchorprune_vllm.signals.matching import MatchingSignals
+from anchorprune_vllm.signals.text_pair import TextPair
 from anchorprune_vllm.tools.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.models import with_videos
@@ -21,7 +24,7 @@ from tests.support.reference import Reference
 from tests.support.selections import recorded_selections
 
 
-@methods.method("projected", "keys", "object_attention")
+@methods.method("importance", "features", "projected", "keys", "object_attention")
 def everything(item: Candidates) -> KeptTokens:
     return uniform_grid(item)
 
@@ -90,3 +93,51 @@ def test_video(model: LocalModel, reference: Reference) -> None:
     (given,) = candidates_of(model, video)
     check(given, reference, video)
     assert len(given.grids) == len(reference.unit_sizes(video)) > 1
+
+
+# --- Methods that need little ---
+
+
+@pytest.fixture(scope="module")
+def free_model(any_model: Path, rank: None) -> LocalModel:
+    """Pruned by free selection: the first K tokens."""
+    return LocalModel(any_model, settings={"method": "first"}, limit_mm_per_prompt={"image": 3})
+
+
+def test_free_selection_computes_no_signals(
+    free_model: LocalModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a signal was computed")
+
+    # Where signals come from: the tower's attention, the pair's space, the question's words.
+    for name in ("received_attention", "cls_attention", "tap_attention"):
+        for module in (paired_tower, clip_tower, qwen2_5_vl):
+            monkeypatch.setattr(module, name, refuse, raising=False)
+    monkeypatch.setattr(TextPair, "__init__", refuse)
+    monkeypatch.setattr(MatchingSignals, "_embed_words", refuse, raising=False)
+    image = picture(1, (333, 157))
+    (given,) = candidates_of(free_model, image)
+    assert given.relevance is None
+    assert given.importance.shape == (0,)
+    tokens = sum(reference.unit_sizes(image))
+    assert len(given.features) == tokens
+    plain = reference.embed(image)
+    with torch.inference_mode():
+        prompt = in_dialect(prompt_of("What?", 1, 0), free_model.processor.info.get_tokenizer())
+        (rows,) = free_model.embed(free_model.process(prompt, image, budget=9))
+    torch.testing.assert_close(rows[:, : plain.shape[1]], plain[:9], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["fastervlm", "divprune"])
+def test_a_method_gets_what_it_needs_and_no_more(
+    any_model: Path, rank: None, reference: Reference, name: str
+) -> None:
+    model = LocalModel(any_model, settings={"method": name})
+    image = picture(1, (168, 168))
+    (given,) = candidates_of(model, image)
+    tokens = sum(reference.unit_sizes(image))
+    assert len(given.importance) == (tokens if name == "fastervlm" else 0)
+    assert (given.projected is None) == (name == "fastervlm")
+    assert given.relevance is None
+    assert given.keys is given.object_attention is None

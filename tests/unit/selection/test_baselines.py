@@ -409,21 +409,33 @@ def test_only_methods_that_say_so_depend_on_the_question(name):
 
 
 NEEDED = {
-    "visionzip": {"keys"},
+    "anchorprune": {"importance", "features"},
+    "visionzip": {"importance", "keys"},
     "divprune": {"projected"},
-    "cdpruner": {"projected"},
-    "prumerge+": {"keys"},
-    "hiprune": {"object_attention"},
+    "cdpruner": {"features", "projected"},
+    "prumerge+": {"importance", "keys"},
+    "fastervlm": {"importance"},
+    "vispruner": {"importance"},
+    "hiprune": {"importance", "object_attention"},
+    "scope": {"importance"},
+    "random": set(),
+    "uniform": set(),
+    "first": set(),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_signals_that_are_not_asked_for_are_not_needed(name):
     needs = methods.method_of(PruneConfig(8, method=name)).needs
-    assert needs == NEEDED.get(name, set())
+    assert needs == NEEDED[name]
     item = drawn(1)._replace(budget=9)
     unasked = {"projected", "keys", "object_attention"} - needs
-    assert indices(name, item._replace(**dict.fromkeys(unasked))) == indices(name, item)
+    without = item._replace(**dict.fromkeys(unasked))
+    if "importance" not in needs:
+        without = without._replace(importance=torch.empty(0))
+    if "features" not in needs:
+        without = without._replace(features=item.context)
+    assert indices(name, without) == indices(name, item)
 
 
 SPOILT: dict[str, Callable[[Candidates], Candidates]] = {

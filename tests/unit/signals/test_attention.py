@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anchorprune_vllm.signals import attention
 from anchorprune_vllm.signals.attention import cls_attention, received_attention, tap_attention
-from anchorprune_vllm.tools.bench_support import peak_bytes
+from anchorprune_vllm.tools.bench.support import peak_bytes
 
 
 class Attention(nn.Module):

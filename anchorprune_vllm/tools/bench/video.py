@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import SiglipConfig, SiglipModel
 
-from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes, side_by_side
+from anchorprune_vllm.tools.bench.support import edit_json, peak_bytes, side_by_side
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
-from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes
+from anchorprune_vllm.tools.bench.support import edit_json, peak_bytes
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 

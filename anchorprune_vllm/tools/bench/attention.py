@@ -16,7 +16,7 @@ import torch
 
 from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
 from anchorprune_vllm.signals.attention import received_attention
-from anchorprune_vllm.tools.bench_support import edit_json, peak_bytes, side_by_side
+from anchorprune_vllm.tools.bench.support import edit_json, peak_bytes, side_by_side
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 
@@ -54,7 +54,7 @@ def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
         visual(pixels, grid_thw=grid)
 
     def with_importance() -> None:
-        with signals_behind_outputs(visual):
+        with signals_behind_outputs(visual, {"importance"}):
             visual(pixels, grid_thw=grid)
 
     times = side_by_side([plain, with_importance], repeats)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`anchorprune bench`: what pruning costs, side by side in one run, as tables."""
+"""`anchorprune bench parts`: what pruning costs, side by side in one run, as tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.bench_attention import measure_growth, measure_received_attention
-from anchorprune_vllm.tools.bench_memory import measure_peak_memory
-from anchorprune_vllm.tools.bench_selection import (
+from anchorprune_vllm.tools.bench.attention import measure_growth, measure_received_attention
+from anchorprune_vllm.tools.bench.memory import measure_peak_memory
+from anchorprune_vllm.tools.bench.selection import (
     SHAPES,
     Shape,
     measure_forms,
     measure_shapes,
     measure_steps,
 )
-from anchorprune_vllm.tools.bench_video import measure_videos
+from anchorprune_vllm.tools.bench.video import measure_videos
 
 
-def run_bench(repeats: int) -> None:
+def run_parts(repeats: int) -> None:
     """Print all tables, each as soon as it is measured."""
     console = Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,7 +15,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.signals.attention import cls_attention
-from anchorprune_vllm.tools.bench_support import side_by_side
+from anchorprune_vllm.tools.bench.support import side_by_side
 
 PARAMS = AnchorParams()
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune bench`: parts alone (`parts`), a server under load (`serve`, `questions`)."""

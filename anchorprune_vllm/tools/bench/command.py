@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of `anchorprune bench`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anchorprune_vllm import methods
+from anchorprune_vllm.tools.arguments import budgets, positive
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.tools.bench.served import ServedModel
+
+_SHAPES = ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-video")
+
+
+def add_bench(commands: Any) -> None:
+    """Add the subcommand, with its own."""
+    bench = commands.add_parser("bench", help="what pruning costs and brings in time and memory")
+    kinds = bench.add_subparsers(required=True, metavar="KIND")
+    _add_parts(kinds)
+    _add_serve(kinds)
+    _add_questions(kinds)
+
+
+def _add_parts(kinds: Any) -> None:
+    command = kinds.add_parser(
+        "parts",
+        help="selection, attention and memory by themselves, side by side",
+        description="Time token selection side by side with a straightforward loop of the same "
+        "method, with and without crops, and as a share of a vision-tower call; received attention "
+        "against the tower that it is taken from; videos of two lengths; and the peak memory of "
+        "pruned and unpruned calls. Nine minutes on two CPU cores.",
+    )
+    command.add_argument(
+        "--repeats", type=positive, default=15, help="of each measurement (default: 15)"
+    )
+    command.set_defaults(run=_parts)
+
+
+def _add_serve(kinds: Any) -> None:
+    command = kinds.add_parser(
+        "serve",
+        help="vLLM under load, unpruned and pruned, one server after the other",
+        description="Start `vllm serve` unpruned, with free selection (the first K tokens, no "
+        "signals: what pruning would be if choosing cost nothing), and with each method at each "
+        "budget; put vLLM's own `vllm bench serve` to each of them. Writes DIR/results.json, "
+        "table.md, budget.png and concurrency.png. Each measurement is kept as soon as it ends: "
+        "the same command goes on where it was stopped, one with more methods or budgets adds to "
+        "it.",
+    )
+    _add_model(command)
+    command.add_argument(
+        "--method",
+        action="append",
+        choices=[name for name in methods.names() if name != "first"],
+        metavar="NAME",
+        help=f"may be repeated (default: anchorprune); of {', '.join(methods.names())}",
+    )
+    command.add_argument(
+        "--budgets",
+        type=budgets,
+        default=budgets("5.6%,11.1%"),
+        metavar="K,K,...",
+        help="whole numbers or shares (default: the paper's 5.6%%,11.1%%)",
+    )
+    command.add_argument(
+        "--concurrency",
+        type=_whole_numbers,
+        default=[1, 8, 32],
+        metavar="N,N,...",
+        help="requests at once (default: 1,8,32)",
+    )
+    command.add_argument(
+        "--requests",
+        type=positive,
+        default=12,
+        help="of a measurement, and at least twice as many as are at once (default: 12)",
+    )
+    command.add_argument(
+        "--question-tokens", type=positive, default=24, help="of random words (default: 24)"
+    )
+    command.add_argument(
+        "--output-tokens", type=positive, default=8, help="of an answer (default: 8)"
+    )
+    command.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="instead of random pictures and words: vLLM's format custom_image, with lines such as "
+        '{"prompt": "...", "image_files": ["a.png"]}',
+    )
+    command.add_argument(
+        "--repeat", type=positive, default=1, help="rounds over all servers (default: 1)"
+    )
+    command.add_argument(
+        "--vllm-video-pruning",
+        action="store_true",
+        help="compare with vLLM's own --video-pruning-rate too (Qwen2.5-VL and videos)",
+    )
+    command.set_defaults(run=_serve)
+
+
+def _add_questions(kinds: Any) -> None:
+    command = kinds.add_parser(
+        "questions",
+        help="one picture, many questions: time to first token of the further ones",
+        description="Ask several questions about one picture, one after the other: unpruned with "
+        "and without vLLM's prefix cache, pruned with and without the feature cache. Writes "
+        "DIR/questions.json.",
+    )
+    _add_model(command)
+    command.add_argument("--method", choices=methods.names(), default=methods.ANCHORPRUNE)
+    command.add_argument("--budget", type=_budget, default="11.1%", help="(default: 11.1%%)")
+    command.add_argument(
+        "--questions", type=_several, default=20, metavar="N", help="(default: 20)"
+    )
+    command.set_defaults(run=_questions)
+
+
+def _add_model(command: Any) -> None:
+    """What is served, and where results go."""
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--shape",
+        choices=_SHAPES,
+        help="random weights in the proportions of the 7B model, scaled down",
+    )
+    which.add_argument("--model", metavar="ID_OR_PATH", help="a real checkpoint")
+    command.add_argument(
+        "--scale",
+        type=_scale,
+        help="of a shape: 1 is a language model of about 105 M parameters (default: 1; llava-next "
+        "and llava-video 0.3)",
+    )
+    command.add_argument(
+        "--media",
+        type=_media,
+        metavar="WxH[xFRAMES]",
+        help="of a request: a picture of this size, or a clip (default: the shape's; with --model "
+        "672x672)",
+    )
+    command.add_argument(
+        "--text-encoder",
+        metavar="ID_OR_PATH",
+        help="as --anchorprune-text-encoder of vllm serve (default: MODEL/clip or MODEL/siglip if "
+        "there, else what is known)",
+    )
+    command.add_argument(
+        "--server-args",
+        type=shlex.split,
+        default=[],
+        metavar="FLAGS",
+        help="further flags of every vllm serve, in one string: --server-args='--flag value'",
+    )
+    command.add_argument(
+        "--start-seconds", type=positive, default=1800, help="a server may take (default: 1800)"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="(default: bench-results/NAME OF THE MODEL)"
+    )
+    command.add_argument(
+        "--models", type=Path, default=Path(".demo"), help="for shapes (default: .demo)"
+    )
+
+
+def _parts(args: argparse.Namespace) -> None:
+    # vLLM and torch's profiler would write between the tables.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from anchorprune_vllm.tools.bench.parts import run_parts
+
+    run_parts(args.repeats)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    model = _served_model(args)
+    from anchorprune_vllm.tools.bench.load import Load
+    from anchorprune_vllm.tools.bench.serve import Benchmark, run_serve
+
+    own = args.shape == "qwen2.5-vl" and model.media.frames > 1
+    if args.vllm_video_pruning and model.media.frames == 1:
+        raise ValueError("--vllm-video-pruning needs clips: give --media WxHxFRAMES")
+    run_serve(
+        Benchmark(
+            model=model,
+            load=Load(
+                model.media, args.data, args.question_tokens, args.output_tokens, args.requests
+            ),
+            methods=args.method or [methods.ANCHORPRUNE],
+            budgets=args.budgets,
+            concurrencies=args.concurrency,
+            rounds=args.repeat,
+            out=_out(args),
+            with_vllm=args.vllm_video_pruning or own,
+            command=shlex.join(["anchorprune", *args.given]),
+        )
+    )
+
+
+def _questions(args: argparse.Namespace) -> None:
+    model = _served_model(args)
+    from anchorprune_vllm.tools.bench.questions import run_questions
+
+    command = shlex.join(["anchorprune", *args.given])
+    run_questions(model, args.method, args.budget, args.questions, _out(args), command)
+
+
+def _served_model(args: argparse.Namespace) -> ServedModel:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from anchorprune_vllm.tools.bench.served import served_model
+
+    return served_model(
+        shape=args.shape,
+        model=args.model,
+        scale=args.scale,
+        media=args.media,
+        text_encoder=args.text_encoder,
+        server_args=args.server_args,
+        directory=args.models,
+        start_seconds=args.start_seconds,
+    )
+
+
+def _out(args: argparse.Namespace) -> Path:
+    if args.out is not None:
+        return Path(args.out)
+    return Path("bench-results") / (args.shape or Path(args.model).name)
+
+
+def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """As an argument's type: with the words of the ValueError."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
+def _parse_media(text: str) -> Any:
+    from anchorprune_vllm.tools.bench.shapes import Media
+
+    return Media.parse(text)
+
+
+def _parse_scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0.001 <= scale <= 100:
+        raise ValueError(f"{text!r} is not a number from 0.001 to 100")
+    return scale
+
+
+def _parse_several(text: str) -> int:
+    if positive(text) < 2:
+        raise ValueError("give at least 2 questions: the first is not a further one")
+    return int(text)
+
+
+def _parse_budget(text: str) -> str:
+    if "," in text:
+        raise ValueError(f"{text!r} is more than one budget")
+    return budgets(text)[0]
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return sorted({positive(part) for part in text.split(",")})
+
+
+_media, _scale, _several, _budget = map(
+    _parsed_by, (_parse_media, _parse_scale, _parse_several, _parse_budget)
+)

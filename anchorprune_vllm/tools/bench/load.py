@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load: vLLM's own `vllm bench serve`, one process for each measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorprune_vllm.tools.bench.shapes import Media
+from anchorprune_vllm.tools.server import VllmServer, tail
+
+SERVED_NAME = "bench"
+
+KEPT = (
+    *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "output_throughput", "total_token_throughput"),
+    *("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"),
+    *("median_itl_ms", "median_e2el_ms", "p99_e2el_ms"),
+)
+"""Of vLLM's result, what is kept in results.json."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What requests are like; all of them carry other media, so no cache can help."""
+
+    media: Media
+    data: Path | None
+    """A JSONL file in vLLM's format custom_image; None: random pictures and words."""
+    question_tokens: int
+    output_tokens: int
+    requests: int
+
+    def requests_at(self, concurrency: int) -> int:
+        """Enough that as many are under way most of the time."""
+        return max(self.requests, 2 * concurrency)
+
+    def flags(self, seed: int, part: Path | None) -> list[str]:
+        """Of `vllm bench serve`. part: the lines of the file that this measurement is to use."""
+        if part is not None:
+            return [
+                *("--dataset-name", "custom_image", "--dataset-path", str(part)),
+                *("--disable-shuffle", "--ignore-eos", "--custom-ensure-client-side-data"),
+                *("--custom-output-len", str(self.output_tokens)),
+            ]
+        size = (self.media.height, self.media.width, self.media.frames)
+        return [
+            *("--dataset-name", "random-mm", "--seed", str(seed)),
+            *("--random-input-len", str(self.question_tokens)),
+            *("--random-output-len", str(self.output_tokens)),
+            *("--random-mm-base-items-per-request", "1"),
+            *("--random-mm-limit-mm-per-prompt", '{"image": 1, "video": 1}'),
+            *("--random-mm-bucket-config", f"{{{size}: 1.0}}"),
+        ]
+
+    def lines(self, concurrencies: Sequence[int]) -> list[tuple[int, int]]:
+        """Of the file, those that each concurrency uses: first, and one behind the last."""
+        counts = [self.requests_at(concurrency) for concurrency in concurrencies]
+        return [(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
+
+    def check(self, concurrencies: Sequence[int]) -> None:
+        """Raise ValueError if the file cannot be read, or has too few lines."""
+        if self.data is None:
+            return
+        try:
+            lines = read_lines(self.data)
+            for number, line in enumerate(lines, 1):
+                item = json.loads(line)
+                if not isinstance(item, dict) or not (
+                    "content" in item or {"prompt", "image_files"} <= set(item)
+                ):
+                    raise ValueError(
+                        f"line {number} has neither content nor prompt and image_files"
+                    )
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot use {self.data} ({error}): give JSON lines such as "
+                '{"prompt": "...", "image_files": ["a.png"]}'
+            ) from error
+        _, needed = self.lines(concurrencies)[-1]
+        if len(lines) < needed:
+            raise ValueError(
+                f"{self.data} has {len(lines)} lines, and the run needs {needed}, each with a "
+                "picture of its own: give more, or lower --requests or --concurrency"
+            )
+
+
+def read_lines(data: Path) -> list[str]:
+    """The lines of a file that are not empty."""
+    return [line for line in data.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def put_load(
+    server: VllmServer,
+    model: str,
+    load: Load,
+    concurrency: int,
+    concurrencies: Sequence[int],
+    round_: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Run the client, leave its own result and log in `out`, and give what is `KEPT` of it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    number, requests = concurrencies.index(concurrency), load.requests_at(concurrency)
+    part = None
+    if load.data is not None:
+        first, behind = load.lines(concurrencies)[number]
+        part = Path(f"{out}.data.jsonl")
+        part.write_text("\n".join(read_lines(load.data)[first:behind]) + "\n", encoding="utf-8")
+    result, log = Path(f"{out}.json"), Path(f"{out}.log")  # budgets have points
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *("--backend", "openai-chat", "--base-url", server.url),
+        *("--endpoint", "/v1/chat/completions"),
+        *("--model", model, "--served-model-name", SERVED_NAME),
+        *load.flags(1 + 1000 * round_ + number, part),
+        *("--num-prompts", str(requests), "--max-concurrency", str(concurrency)),
+        *("--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+        *("--save-result", "--save-detailed", "--disable-tqdm"),
+        *("--result-dir", str(out.parent), "--result-filename", result.name),
+    ]
+    env = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    with log.open("wb") as output:
+        # A group of its own, so that Ctrl-C reaches us alone and we end it.
+        client = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+        try:
+            code = client.wait()
+        finally:
+            client.kill()
+            client.wait()
+    if code:
+        raise RuntimeError(f"vllm bench serve ended with code {code}; {log}:\n{tail(log)}")
+    return read_result(result, requests)
+
+
+def read_result(path: Path, requests: int) -> dict[str, Any]:
+    """What is `KEPT` of a result of `vllm bench serve`; RuntimeError if requests failed."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["completed"] != requests:
+        errors = [error for error in found.get("errors", []) if error]
+        raise RuntimeError(
+            f"{requests - found['completed']} of {requests} requests failed; see {path}"
+            + (f". The first: {errors[0].strip().splitlines()[-1]}" if errors else "")
+        )
+    return {name: found[name] for name in KEPT if name in found}

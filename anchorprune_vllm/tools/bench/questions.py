@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune bench questions`: one picture, many questions, one after the other.
+
+Unpruned, vLLM's prefix cache keeps the picture's part of the prompt for the next question. Pruned
+for a question, each has tokens of its own: the feature cache then saves the vision tower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from anchorprune_vllm.tools.asking import ask, connect
+from anchorprune_vllm.tools.bench import probes
+from anchorprune_vllm.tools.bench.contenders import UNPRUNED, Contender
+from anchorprune_vllm.tools.bench.load import SERVED_NAME
+from anchorprune_vllm.tools.bench.noise import noise
+from anchorprune_vllm.tools.bench.serve import machine
+from anchorprune_vllm.tools.bench.served import ServedModel
+
+_THINGS = (
+    *("dog", "cat", "bird", "horse", "cow", "sheep", "fish", "bear", "lion", "tree", "flower"),
+    *("river", "lake", "cloud", "moon", "star", "mountain", "road", "car", "bus", "train", "truck"),
+    *("bike", "boat", "plane", "bridge", "house", "door", "window", "roof", "wall", "table"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One server's answers."""
+
+    name: str
+    prompt_tokens: int
+    seconds: Sequence[float]
+    """To the first token, of each question in turn."""
+    embedding_seconds: float
+    selection_seconds: float
+
+    @property
+    def further_ms(self) -> float:
+        """Median of all questions but the first."""
+        return 1000 * statistics.median(self.seconds[1:])
+
+
+def question(number: int) -> str:
+    """Each another one, and of the same length or nearly so."""
+    first, second = number % len(_THINGS), (number // len(_THINGS) + 1 + number) % len(_THINGS)
+    return f"Is the {_THINGS[first]} left of the {_THINGS[second]}, and what color is it?"
+
+
+def run_questions(
+    model: ServedModel, method: str, budget: str, questions: int, out: Path, command: str
+) -> list[Asked]:
+    """Ask each server, print a table, write questions.json."""
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    console = Console()
+    plain, pruned = Contender(UNPRUNED), Contender(method, budget)
+    servers: Mapping[str, list[str]] = {
+        "unpruned": plain.flags(),
+        "unpruned, without prefix cache": [*plain.flags(), "--no-enable-prefix-caching"],
+        f"{pruned}": pruned.flags(model.text_encoder),
+        f"{pruned}, without feature cache": pruned.flags(model.text_encoder, feature_cache_mb=0),
+    }
+    console.print(f"[bold]Model[/bold]  {model.name}", *model.notes, sep="\n")
+    found = []
+    for number, (name, flags) in enumerate(servers.items()):
+        with ExitStack() as running:
+            with console.status(f"{name}: starting"):
+                log = out / f"questions-{number}.server.log"
+                server = running.enter_context(model.serve(flags, log))
+            before = probes.read_stages(server)
+            client, picture = connect(server.url), noise(model.media, seed=0)
+            with console.status(f"{name}: asking"):
+                answers = [
+                    ask(client, picture, question(each), model=SERVED_NAME, max_tokens=2)
+                    for each in range(questions)
+                ]
+            after = probes.read_stages(server)
+        found.append(
+            Asked(
+                name,
+                answers[-1].prompt_tokens,
+                [answer.seconds_to_first_token for answer in answers],
+                after.embedding_seconds - before.embedding_seconds,
+                after.selection_seconds - before.selection_seconds,
+            )
+        )
+    console.print(_table(found, model))
+    _write(out, model, command, found)
+    return found
+
+
+def _table(found: Sequence[Asked], model: ServedModel) -> Table:
+    count = len(found[0].seconds)
+    table = Table(title=f"{model.name}: one picture, {count} questions ({machine()})")
+    table.add_column("server")
+    for column in (
+        *("prompt tokens", "first question", "further ones (median)"),
+        *("encoder, all", "selection, all"),
+    ):
+        table.add_column(column, justify="right")
+    for asked in found:
+        encoder = asked.embedding_seconds - asked.selection_seconds
+        table.add_row(
+            *(asked.name, str(asked.prompt_tokens)),
+            *(f"{1000 * asked.seconds[0]:.0f} ms", f"{asked.further_ms:.0f} ms"),
+            *(f"{1000 * encoder:.0f} ms", f"{1000 * asked.selection_seconds:.0f} ms"),
+        )
+    return table
+
+
+def _write(out: Path, model: ServedModel, command: str, found: Sequence[Asked]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "command": command,
+        "model": model.name,
+        "machine": machine(),
+        "servers": [{**asdict(asked), "further_ms": asked.further_ms} for asked in found],
+    }
+    scratch = out / "questions.json.new"
+    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(scratch, out / "questions.json")

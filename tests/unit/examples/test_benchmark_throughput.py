@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/benchmark_throughput.sh: what it would run, and what it makes of the results."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from anchorprune_vllm.tools.bench.served import served_model
+from anchorprune_vllm.tools.bench.shapes import SHAPES
+from anchorprune_vllm.tools.cli import _parser
+from tests.support.examples import EXAMPLES
+
+SCRIPT = EXAMPLES / "benchmark_throughput.sh"
+OURS = ["RUNS", "CONCURRENT", "REQUESTS", "OUTPUT", "REPEAT", "OUT", "ANCHORPRUNE"]
+BUDGETS = {
+    "llava-1.5": ["128", "64", "32"],
+    "llava-next": ["640", "320", "160"],
+    "qwen2.5-vl": ["256", "128", "64"],
+    "llava-video": ["1024", "512"],
+    "qwen2.5-vl-video": ["20%", "10%"],
+}
+
+
+def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in OURS}
+    return subprocess.run(
+        [str(SCRIPT), *args],
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def dry_run(*args: str, **variables: str) -> list[list[str]]:
+    ended = run("--dry-run", *args, **variables)
+    assert ended.returncode == 0, ended.stderr
+    return [shlex.split(line) for line in ended.stdout.splitlines()]
+
+
+def test_help() -> None:
+    ended = run("--help")
+    assert ended.returncode == 0
+    assert all(f"  {name}" in ended.stdout for name in OURS)
+
+
+@pytest.mark.parametrize(
+    ("args", "variables", "words"),
+    [
+        (["--model", "m"], {}, "unknown argument '--model'; those of anchorprune bench serve go"),
+        ([], {"REQUESTS": "few"}, "REQUESTS is 'few': give a positive whole number"),
+        ([], {"CONCURRENT": "1,0"}, "CONCURRENT is '1,0': give positive whole numbers, as 1,8,32"),
+        ([], {"RUNS": "llava-1.5 gpt"}, "RUNS has 'gpt': the runs are llava-1.5, llava-next"),
+        ([], {"ANCHORPRUNE": "/nowhere"}, "there is no '/nowhere': name it"),
+    ],
+)
+def test_refusals(args: list[str], variables: dict[str, str], words: str) -> None:
+    ended = run(*args, **variables)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_it_runs_the_papers_budgets() -> None:
+    commands = dry_run("--", "--method", "divprune")
+    assert [Path(command[-3]).name for command in commands] == list(BUDGETS)
+    for command, (name, budgets) in zip(commands, BUDGETS.items(), strict=True):
+        args = _parser().parse_args(command[1:])  # as the command itself reads them
+        assert (args.budgets, args.concurrency, args.requests) == (budgets, [1, 8, 32], 50)
+        assert (args.out, args.method) == (Path("bench-throughput") / name, ["divprune"])
+        assert args.vllm_video_pruning == (name == "qwen2.5-vl-video")
+        if name in SHAPES:
+            assert (args.media.frames > 1) == (SHAPES[name].media.frames > 1)
+        # And as it is served.
+        model = served_model(
+            shape=None,
+            model=args.model,
+            scale=None,
+            media=args.media,
+            text_encoder=None,
+            server_args=args.server_args,
+            directory=Path("unused"),
+        )
+        pooled = ["--hf-overrides", '{"mm_spatial_pool_mode": "average"}']
+        assert list(model.flags) == (pooled if name == "llava-video" else [])
+
+
+STAND_IN = """#!/usr/bin/env bash
+while [ "$1" != --out ]; do shift; done
+case $2 in *qwen*) exit 1 ;; esac
+mkdir -p "$2"
+printf '# %s\\n\\n## 1 at once\\nwide\\n\\n## As in the paper\\n\\nnarrow\\n' "$(basename "$2")" \\
+    >"$2/table.md"
+"""
+
+
+def test_the_tables_are_put_together_and_failures_told(tmp_path: Path) -> None:
+    stand_in = tmp_path / "anchorprune"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    out = tmp_path / "out"
+    runs = "llava-1.5 qwen2.5-vl llava-next"
+    ended = run(ANCHORPRUNE=str(stand_in), OUT=str(out), RUNS=runs)
+    assert ended.returncode == 1
+    assert "failed: qwen2.5-vl; the same command tries again" in ended.stderr
+    assert (out / "table.md").read_text().split() == [
+        *("#", "llava-1.5", "##", "As", "in", "the", "paper", "narrow"),
+        *("#", "llava-next", "##", "As", "in", "the", "paper", "narrow"),
+    ]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from vllm.benchmarks.datasets import datasets
+from vllm.benchmarks.serve import add_cli_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from anchorprune_vllm.tools.bench.load import KEPT, Load, read_result
+from anchorprune_vllm.tools.bench.shapes import Media
+
+
+def load_of(data: Path | None = None, requests: int = 3, **media: int) -> Load:
+    return Load(Media(56, 28, **media), data, 6, 4, requests)
+
+
+def test_more_requests_than_are_at_once() -> None:
+    assert [load_of(requests=12).requests_at(n) for n in (1, 6, 8, 32)] == [12, 12, 16, 64]
+
+
+def requests_of(load: Load, seed: int, part: Path | None, model: Path, count: int):
+    """What vLLM makes of the flags."""
+    from transformers import AutoTokenizer
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    flags = ["--backend", "openai-chat", "--num-prompts", str(count), *load.flags(seed, part)]
+    return datasets.get_samples(parser.parse_args(flags), AutoTokenizer.from_pretrained(model))
+
+
+def test_every_request_has_another_picture(demo_model: Path) -> None:
+    load = load_of()
+    asked = [r for seed in (1, 2) for r in requests_of(load, seed, None, demo_model, 4)]
+    assert len({json.dumps(request.multi_modal_data) for request in asked}) == 8
+    assert all(len(request.multi_modal_data) == 1 for request in asked)
+    assert all(request.multi_modal_data[0]["type"] == "image_url" for request in asked)
+    assert all(len(request.prompt.split()) > 0 for request in asked)
+    assert {request.expected_output_len for request in asked} == {4}
+
+
+def test_clips(demo_model: Path) -> None:
+    (request,) = requests_of(load_of(frames=3), 1, None, demo_model, 1)
+    assert request.multi_modal_data[0]["type"] == "video_url"
+
+
+def test_lines_of_a_file(demo_model: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    data = tmp_path / "data.jsonl"
+    line = json.dumps({"prompt": "What is it?", "image_files": [str(tmp_path / "a.png")]})
+    data.write_text(f"{line}\n\n{line}\n")
+    (request,) = requests_of(load_of(data), 1, data, demo_model, 1)
+    assert request.prompt == "What is it?"
+    assert request.multi_modal_data["image_url"]["url"].startswith("data:image/")
+    load_of(data, requests=1).check([1])
+
+
+def test_each_concurrency_has_lines_of_its_own() -> None:
+    assert load_of(requests=5).lines([1, 4]) == [(0, 5), (5, 13)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("{", "Expecting property name"),
+        ('{"prompt": "x"}', "line 1 has neither content nor prompt and image_files"),
+        ("[]", "line 1 has neither content"),
+        ('{"content": []}\n' * 12, "has 12 lines, and the run needs 13, each with a picture of"),
+    ],
+)
+def test_files_that_do_not_do(tmp_path: Path, text: str | None, words: str) -> None:
+    data = tmp_path / "data.jsonl"
+    if text is not None:
+        data.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load_of(data, requests=5).check([1, 4])
+
+
+def test_results_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(dict.fromkeys(KEPT, 3) | {"ttfts": [1, 2, 3]}))
+    assert read_result(path, 3) == dict.fromkeys(KEPT, 3)
+
+
+def test_failed_requests_are_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"completed": 1, "errors": ["", "Trace\nValueError: too long\n"]}))
+    with pytest.raises(RuntimeError, match=r"1 of 2 requests failed.*The first: ValueError: too"):
+        read_result(path, 2)
+
+
+def test_names_are_vllms() -> None:
+    """What is kept is what vLLM writes."""
+    import inspect
+
+    from vllm.benchmarks import serve
+
+    source = inspect.getsource(serve)
+    plain = [name for name in KEPT if not name.endswith("_ms")]
+    assert [name for name in plain if f'"{name}"' not in source] == []

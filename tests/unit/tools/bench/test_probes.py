@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from anchorprune_vllm.stopwatch import Stopwatch
+from anchorprune_vllm.tools.bench.probes import ENV, FLAGS, host_bytes, kv_tokens
+from anchorprune_vllm.tools.bench.worker import StageTimes
+
+METRICS = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="50",sliding_window="None"} 1.0
+vllm:num_requests_running{engine="0"} 0.0
+"""
+
+
+def test_kv_space_is_that_of_all_engines() -> None:
+    assert kv_tokens(METRICS) == 16 * 150
+    with pytest.raises(RuntimeError, match="no vllm:cache_config_info"):
+        kv_tokens("vllm:other 1.0")
+
+
+def test_memory_is_that_of_a_session_and_its_highest() -> None:
+    """A child that took memory and gave it back, and its own child."""
+    program = (
+        "import subprocess, sys; block = bytearray(200_000_000); block[::4096] = b'x' * 48829; "
+        "del block; "
+        'inner = \'import sys; b = bytearray(100_000_000); b[::4096] = b"x" * 24415; '
+        "print(flush=True); sys.stdin.read()'; "
+        "subprocess.run([sys.executable, '-c', inner])"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        child.stdout.readline()
+        assert 300e6 < host_bytes(child.pid) < 400e6
+    finally:
+        child.communicate()
+    assert host_bytes(child.pid) == 0
+
+
+class Model:
+    def __init__(self) -> None:
+        self._pruner = type("Pruner", (), {"selection_time": Stopwatch()})()
+
+    def embed_multimodal(self, **kwargs):
+        with self._pruner.selection_time.timing(1, torch.device("cpu")):
+            return [kwargs["pixels"]]
+
+
+class Runner:
+    device = torch.device("cpu")
+
+    def __init__(self, model) -> None:
+        self.model = model
+
+    def get_model(self):
+        return self.model
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_stages_of_a_worker(pruned: bool) -> None:
+    worker = StageTimes()
+    worker.model_runner = Runner(Model())
+    if not pruned:
+        worker.model_runner.model.embed_multimodal = lambda **kwargs: [kwargs["pixels"]]
+        worker.model_runner.model._pruner = None
+    worker.anchorprune_start_timing()
+    assert worker.anchorprune_read_stages()["embedding_seconds"] == 0
+    assert worker.model_runner.model.embed_multimodal(pixels=3) == [3]
+    stages = worker.anchorprune_read_stages()
+    assert stages["embedding_seconds"] > 0
+    assert (0 < stages["selection_seconds"] < stages["embedding_seconds"]) == pruned
+
+
+def test_the_flags_name_it() -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    assert resolve_obj_by_qualname(FLAGS[1]) is StageTimes
+    assert set(ENV) == {"VLLM_SERVER_DEV_MODE"}
