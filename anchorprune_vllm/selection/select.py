@@ -112,7 +112,7 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     counts as 0.
     """
     # 1. The anchors of all items that have a query; the others have none.
-    plans = [_plan(item, params) for item in items]
+    plans = [anchored_units(item, params) for item in items]
     anchors = [torch.zeros_like(item.importance, dtype=torch.bool) for item in items]
     asked = [number for number, item in enumerate(items) if item.relevance is not None]
     if asked:
@@ -235,7 +235,7 @@ def _in_order_of_choice(items: Sequence[Candidates], anchor: Tensor, choices: Te
     return by_relevance.gather(1, then)
 
 
-def _plan(item: Candidates, params: AnchorParams) -> list[Unit]:
+def anchored_units(item: Candidates, params: AnchorParams) -> list[Unit]:
     """The units of an item that have an anchor, with its bounds; none without a query."""
     if item.relevance is None:
         return []

@@ -18,7 +18,7 @@ from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods import ANCHORPRUNE, method_of
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens
 from anchorprune_vllm.selection.anchor import walk_ranks
-from anchorprune_vllm.selection.select import _plan as bounds_of_anchors
+from anchorprune_vllm.selection.select import anchored_units as bounds_of_anchors
 from anchorprune_vllm.tools.explain.explanation import MethodView, Panel, UnitAnchor
 from anchorprune_vllm.tools.explain.media import Asked
 from anchorprune_vllm.tools.explain.views import View, view_of
