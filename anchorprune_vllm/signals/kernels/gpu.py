@@ -32,7 +32,9 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
     tokens, heads, head_size = query.shape
     sizes = block_sizes(head_size, query.element_size())
     blocks = to_device(_blocks(segments, sizes["OWN"]), query.device)
-    log_sums, received = query.new_empty(2, heads, tokens, dtype=torch.float32).unbind()
+    log_sums = query.new_empty(heads, tokens, dtype=torch.float32)
+    # Not half of one tensor: for a pointer that is not aligned, kernels are compiled once more.
+    received = torch.empty_like(log_sums)
     for kernel in (row_log_sums, column_means):
         kernel[(len(blocks), heads)](
             *(query, key, log_sums, received, blocks, tokens),
