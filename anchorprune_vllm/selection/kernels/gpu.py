@@ -8,8 +8,6 @@ scores lie in blocks, of which the best is known, so that finding the top reads 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,10 +15,8 @@ from torch import Tensor
 
 from anchorprune_vllm.selection.expand import FARTHEST, Worth
 
-_BLOCK_TOKENS = 256
-_FEWEST_BLOCKS = 128  # up to 32,768 tokens by one compiled kernel
-_BLOCK_WIDTH = 128
-_BLOCK_KEPT = 16
+SIZES = {"BLOCK_TOKENS": 256, "BLOCK_WIDTH": 128, "BLOCK_KEPT": 16}
+FEWEST_BLOCKS = 128  # up to 32,768 tokens by one compiled kernel
 
 
 def lazy_expansion(
@@ -42,8 +38,8 @@ def lazy_expansion(
     items, tokens, width = rows.shape
     score = worth.of(novelty).masked_fill_(taken, -torch.inf)
     choices = torch.full((items, most), tokens, device=rows.device)
-    blocks = max(_FEWEST_BLOCKS, triton.next_power_of_2(triton.cdiv(tokens, _BLOCK_TOKENS)))
-    _expand[(items,)](
+    blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(triton.cdiv(tokens, SIZES["BLOCK_TOKENS"])))
+    expand[(items,)](
         rows.float(),  # exact: multiples of 2^-24
         worth.factor.contiguous(),
         score if worth.addend is None else worth.addend.contiguous(),
@@ -58,28 +54,26 @@ def lazy_expansion(
         FARTHEST,
         HAS_ADDEND=worth.addend is not None,
         BLOCKS=blocks,
-        BLOCK_TOKENS=_BLOCK_TOKENS,
-        BLOCK_WIDTH=_BLOCK_WIDTH,
-        BLOCK_KEPT=_BLOCK_KEPT,
+        **SIZES,
     )
     return choices
 
 
 # Compiled once, whatever the sizes.
 @triton.jit(do_not_specialize=["tokens", "width", "most"])
-def _expand(
-    rows: Any,  # [B, N, D] float32
-    factor: Any,  # [B, N] float64
-    addend: Any,  # [B, N] float64, if there is one
-    score: Any,  # [B, N] float64, changed
-    novelty: Any,  # [B, N] float64, changed
-    compared: Any,  # [B, N] int32, zeros: with how many of the choices a token was compared
-    steps: Any,  # [B] int64
-    choices: Any,  # [B, most] int64, written
-    tokens: Any,
-    width: Any,
-    most: Any,
-    farthest: Any,
+def expand(
+    rows: tl.tensor,  # [B, N, D] float32
+    factor: tl.tensor,  # [B, N] float64
+    addend: tl.tensor,  # [B, N] float64, if there is one
+    score: tl.tensor,  # [B, N] float64, changed
+    novelty: tl.tensor,  # [B, N] float64, changed
+    compared: tl.tensor,  # [B, N] int32, zeros: with how many of the choices a token was compared
+    steps: tl.tensor,  # [B] int64
+    choices: tl.tensor,  # [B, most] int64, written
+    tokens: tl.tensor,
+    width: tl.tensor,
+    most: tl.tensor,
+    farthest: tl.tensor,
     HAS_ADDEND: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,

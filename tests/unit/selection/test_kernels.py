@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite.binding import ffi
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
 
 from anchorprune_vllm.selection import kernels
 from anchorprune_vllm.selection.cosine import unit_rows
 from anchorprune_vllm.selection.expand import Worth, greedy_expansion, novelty_to_anchor
 from anchorprune_vllm.selection.kernels import cpu, gpu
+from tests.support.triton_compiler import A100, MI300, compiled_for
 from tests.support.triton_interpreter import interpreted
 
 
@@ -155,3 +157,18 @@ def check_gpu(items: list[Item], is_additive: bool) -> None:
     for item, row in zip(items, found.tolist(), strict=True):
         assert row == item.choices(is_additive) + [tokens] * (most - item.steps)
     assert found.tolist() == greedy_expansion(*given).tolist()
+
+
+@pytest.mark.parametrize("has_addend", [False, True])
+@pytest.mark.parametrize("target", [A100, MI300])
+def test_gpu_form_compiles(target: GPUTarget, has_addend: bool) -> None:
+    types = {
+        **{"rows": "*fp32", "factor": "*fp64", "addend": "*fp64", "score": "*fp64"},
+        **{"novelty": "*fp64", "compared": "*i32", "steps": "*i64", "choices": "*i64"},
+        **{"tokens": "i32", "width": "i32", "most": "i32", "farthest": "fp32"},
+    }
+    constants = {"HAS_ADDEND": has_addend, "BLOCKS": gpu.FEWEST_BLOCKS, **gpu.SIZES}
+    compiled = compiled_for(target, gpu.expand, types, constants)
+    assert compiled.metadata.shared <= 48 * 2**10
+    written = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+    assert ("fma.rn.f64" if target.backend == "cuda" else "_f64") in written
