@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_process_group() -> Iterator[None]:
+    """Engines of this process share a process group: one that ends must leave it to the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm.v1.engine.core.cleanup_dist_env_and_memory", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def pruned(any_model: Path, plain_vllm: object, starting_server: object) -> Iterator[LLM]:
     """Budget 16, all caches on, prompts computed 64 tokens at a time.
