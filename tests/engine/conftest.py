@@ -77,13 +77,13 @@ def native(any_model: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture  # for one test: it holds gigabytes
 def tensor_parallel(any_model: Path) -> Iterator[LLM]:
     with two_ranks(any_model) as llm:
         yield llm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture  # for one test: it holds gigabytes
 def data_parallel_tower(any_model: Path) -> Iterator[LLM]:
     """The language model is split over two ranks, the images of a call are divided among them."""
     with two_ranks(any_model, mm_encoder_tp_mode="data") as llm:
