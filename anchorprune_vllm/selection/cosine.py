@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cosines that are exact, so that equal tokens tie and no kernel, batch or device changes a choice.
+"""Distances that are exact: equal tokens tie, and no kernel, batch or device changes a choice.
 
 A float sum depends on the order of its terms, and matrix kernels choose that order by shape, by the
 place of a row and by machine: two copies of a token differ in the last bit, and an argmax over them
@@ -8,6 +8,10 @@ in float64. A product is then a multiple of 2^-48, and every partial sum of a do
 in size (Cauchy-Schwarz), fits in the 53 bits of a float64: nothing is ever rounded, in any order.
 The cosine is off by some 3e-8, less than that of a float32 product. Multiples of 2^-24 up to 1 are
 float32 numbers too: a kernel may store float32, and needs float64 only to accumulate.
+
+Rounded, a row u is not quite of length 1, and 1 - uu not quite 0: a token would be some 1e-8 away
+from its copy. Hence the distance is |u - v|^2 / 2 = |u|^2 / 2 + |v|^2 / 2 - uv. At length 1 that is
+1 - cos; it is exact as well, and 0 for copies alone.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ def unit_rows(features: Tensor) -> Tensor:
     return rows.mul_(GRID).round_().mul_(1 / GRID)
 
 
+def half_squares(rows: Tensor) -> Tensor:
+    """|u|^2 / 2 of rows [..., D] of `unit_rows`; 1/2 of a row without a direction."""
+    halves = torch.linalg.vecdot(rows, rows).mul_(0.5)
+    return halves.masked_fill_(halves == 0, 0.5)
+
+
 def distances(rows: Tensor, others: Tensor) -> Tensor:
     """Cosine distances 1 - cos, between 0 and 2.
 
@@ -45,9 +55,11 @@ def distances(rows: Tensor, others: Tensor) -> Tensor:
     Returns:
         [B, N, M] float64.
     """
-    return to_distances(torch.bmm(rows, others.mT))
+    return to_distances(
+        torch.bmm(rows, others.mT), half_squares(rows)[:, :, None], half_squares(others)[:, None]
+    )
 
 
-def to_distances(cosines: Tensor) -> Tensor:
-    """1 - cos, in place; the clamp removes the 1e-8 by which rounded vectors are longer than 1."""
-    return cosines.neg_().add_(1).clamp_(0, 2)
+def to_distances(products: Tensor, halves: Tensor, other_halves: Tensor) -> Tensor:
+    """Distances of dot products, in place; the clamp is for opposites a bit longer than 1."""
+    return products.neg_().add_(halves).add_(other_halves).clamp_max_(2)

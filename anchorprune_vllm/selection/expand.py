@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import distances
+from anchorprune_vllm.selection.cosine import distances, half_squares, to_distances
 
 FARTHEST = 2.0
 """The largest cosine distance there is."""
@@ -80,6 +80,7 @@ def greedy_expansion(
     """
     items, tokens, _ = rows.shape
     flat = rows.flatten(0, 1)
+    halves = half_squares(rows)
     offset = torch.arange(items, device=rows.device)[:, None] * tokens
     choices = torch.empty(items, most, dtype=torch.int64, device=rows.device)
     taken = taken.clone()
@@ -92,6 +93,7 @@ def greedy_expansion(
         taken.scatter_(1, choice, True)
         # 3. The kept set is now as near as the choice, or as near as it was.
         chosen = flat.index_select(0, (choice + offset).view(-1))[:, None]
-        novelty = novelty.minimum(distances(rows, chosen).squeeze(2))
+        products = torch.bmm(rows, chosen.mT).squeeze(2)
+        novelty = novelty.minimum(to_distances(products, halves, halves.gather(1, choice)))
     surplus = torch.arange(most, device=rows.device) >= steps[:, None]
     return choices.masked_fill_(surplus, tokens)

@@ -13,7 +13,7 @@ from torch import Tensor
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import to_distances, unit_rows
+from anchorprune_vllm.selection.cosine import distances, half_squares, to_distances, unit_rows
 from anchorprune_vllm.selection.expand import Worth
 from anchorprune_vllm.selection.host import to_device
 from anchorprune_vllm.selection.kernels import device_expansion
@@ -28,7 +28,7 @@ def divprune(item: Candidates) -> KeptTokens:
     rows = unit_rows(item.projected)
     first = _loneliest(rows)
     taken = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill_(0, first, True)
-    novelty = to_distances(rows @ rows[first].T).squeeze(1)
+    novelty = distances(rows[None], rows[None, first]).flatten()
     farthest = Worth(torch.ones_like(novelty)[None])
     steps = count(item) - 1
     (rest,) = device_expansion(rows.device)(
@@ -40,8 +40,10 @@ def divprune(item: Candidates) -> KeptTokens:
 def _loneliest(rows: Tensor) -> Tensor:
     """[1]: the token with the largest distance to its nearest neighbour. Never holds N x N."""
     nearest = []
+    halves = half_squares(rows)
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        block = to_distances(rows[start : start + _ROWS_AT_ONCE] @ rows.T)
+        some = slice(start, start + _ROWS_AT_ONCE)
+        block = to_distances(rows[some] @ rows.T, halves[some, None], halves)
         block.diagonal(start).fill_(torch.inf)
         nearest.append(block.amin(1))
     return torch.cat(nearest).argmax(0, keepdim=True)

@@ -5,7 +5,7 @@ Scores only fall as the kept set grows, so an old score is an upper bound. The t
 old score is compared with what was kept since it was last looked at; it is the choice if it stays
 on top, and otherwise waits at its new score. Most tokens are hardly looked at.
 
-Cosines are exact (`cosine.py`), so it does not matter which of them are computed, or when. A
+Distances are exact (`cosine.py`), so it does not matter which of them are computed, or when. A
 float32 product tells first whether a distance can be a new minimum: its error has a bound.
 """
 
@@ -74,41 +74,45 @@ def _expand(
     tokens, width = features.shape
     count = len(anchor)
     kept = np.empty((count + steps, width), np.float32)  # in the order of choice
+    kept_half = np.empty(count + steps)
     chosen = np.empty(steps, np.int64)
 
-    # Of each token: its unit row, once somebody looks at it; how many of the kept ones it was
-    # compared with; its distance to the nearest of those; and its score by that.
+    # Of each token: its unit row and half square, once somebody looks at it; how many of the kept
+    # ones it was compared with; its distance to the nearest of those; and its score by that.
     rows = np.empty((tokens, width), np.float32)
+    half = np.empty(tokens)
     is_ready = np.zeros(tokens, np.bool_)
     compared = np.zeros(tokens, np.int64)
     novelty = np.full(tokens, FARTHEST)
     score = factor * FARTHEST + addend
     for place in range(count):
         score[anchor[place]] = -np.inf
-        _unit_row(features[anchor[place]], kept[place])
+        kept_half[place] = _unit_row(features[anchor[place]], kept[place])
     best = _tournament(score)
 
-    # Twice the bound of a float32 dot product of unit vectors, for any order of its terms.
+    # Twice the bound of a float32 dot product of unit vectors, for any order of its terms; which
+    # is more than what their lengths are off by.
     error = 4 * width * 2.0**-24
     while count < len(kept):
         token = best[1]
         if compared[token] == count:
             chosen[count - len(anchor)] = token
             if not is_ready[token]:  # without an anchor, the first choice
-                _unit_row(features[token], rows[token])
+                half[token] = _unit_row(features[token], rows[token])
             kept[count] = rows[token]
+            kept_half[count] = half[token]
             count += 1
             score[token] = -np.inf
             _play(best, score, token)
             continue
         if not is_ready[token]:
-            _unit_row(features[token], rows[token])
+            half[token] = _unit_row(features[token], rows[token])
             is_ready[token] = True
         row, nearest, rival = rows[token], novelty[token], _second(best, score, token)
         place = compared[token]
         while place < count:
-            if 1 - _rough_cosine(row, kept[place]) < nearest + error:
-                distance = min(max(1 - _cosine(row, kept[place]), 0.0), FARTHEST)
+            if 1 - _rough_product(row, kept[place]) < nearest + error:
+                distance = half[token] + kept_half[place] - _product(row, kept[place])
                 nearest = min(nearest, distance)
             place += 1
             if factor[token] * nearest + addend[token] < rival:
@@ -122,26 +126,19 @@ def _expand(
 
 
 @_compiled
-def _unit_row(features: _Floats, row: _Floats) -> None:
-    """`cosine.unit_rows` of one token."""
-    norm = np.sqrt(_squares(features))
+def _unit_row(features: _Floats, row: _Floats) -> float:
+    """`cosine.unit_rows` of one token, and its `cosine.half_squares`."""
+    norm = np.sqrt(_product(features, features))
     if 0 < norm < np.inf:
         for d in range(len(row)):
             row[d] = np.rint(features[d] / norm * GRID) / GRID
     else:  # zero, or not finite
         row[:] = 0
+    return _product(row, row) / 2 or 0.5
 
 
 @_compiled
-def _squares(features: _Floats) -> float:
-    total = 0.0
-    for d in range(len(features)):
-        total += np.float64(features[d]) * np.float64(features[d])
-    return total
-
-
-@_compiled
-def _rough_cosine(one: _Floats, other: _Floats) -> float:
+def _rough_product(one: _Floats, other: _Floats) -> float:
     total = np.float32(0)
     for d in range(len(one)):
         total += one[d] * other[d]
@@ -149,7 +146,7 @@ def _rough_cosine(one: _Floats, other: _Floats) -> float:
 
 
 @_compiled
-def _cosine(one: _Floats, other: _Floats) -> float:
+def _product(one: _Floats, other: _Floats) -> float:
     total = 0.0
     for d in range(len(one)):
         total += np.float64(one[d]) * np.float64(other[d])

