@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.bench.attention import measure_growth, measure_received_attention
+from anchorprune_vllm.tools.bench import attention, selection
+from anchorprune_vllm.tools.bench.attention import measure_received_attention
 from anchorprune_vllm.tools.bench.memory import measure_peak_memory
 from anchorprune_vllm.tools.bench.selection import (
     SHAPES,
@@ -18,6 +19,8 @@ from anchorprune_vllm.tools.bench.selection import (
 )
 from anchorprune_vllm.tools.bench.video import measure_videos
 
+_LENGTHS = (576, 1024, 2048, 4096, 8192, 16384)
+
 
 def run_parts(repeats: int) -> None:
     """Print all tables, each as soon as it is measured."""
@@ -27,6 +30,7 @@ def run_parts(repeats: int) -> None:
     torch.manual_seed(0)
     for make_table in (
         _selection,
+        _selection_growth,
         _crops,
         _steps,
         _received_attention,
@@ -49,6 +53,21 @@ def _selection(repeats: int, device: torch.device) -> Table:
         loop, ours = measure_forms(shape, repeats, device)
         numbers = (str(shape.tokens), str(shape.budget), f"{loop:.1f} ms", f"{ours:.1f} ms")
         table.add_row(shape.model, *numbers, f"{loop / ours:.2f}x")
+    return table
+
+
+def _selection_growth(repeats: int, device: torch.device) -> Table:
+    table = _table(
+        "Selection of one token in nine",
+        *("N", "K", "time", "per N x K", "peak", "per token"),
+    )
+    for cost in selection.measure_growth(_LENGTHS, min(repeats, 3), device):
+        table.add_row(
+            *(str(cost.tokens), str(cost.budget), f"{cost.milliseconds:.1f} ms"),
+            f"{1e6 * cost.milliseconds / cost.tokens / cost.budget:.1f} ns",
+            f"{cost.mebibytes:.1f} MiB",
+            f"{1024 * cost.mebibytes / cost.tokens:.1f} KiB",
+        )
     return table
 
 
@@ -103,7 +122,7 @@ def _received_attention_alone(repeats: int, device: torch.device) -> Table:
     table = _table(
         "Received attention alone", *("tokens", "time", "per pair of tokens", "peak", "per token")
     )
-    for cost in measure_growth([576, 1024, 2048, 4096, 8192, 16384], min(repeats, 3)):
+    for cost in attention.measure_growth(_LENGTHS, min(repeats, 3)):
         table.add_row(
             str(cost.tokens),
             f"{cost.milliseconds:.1f} ms",

@@ -15,7 +15,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.signals.attention import cls_attention
-from anchorprune_vllm.tools.bench.support import side_by_side
+from anchorprune_vllm.tools.bench.support import resident_peak_bytes, side_by_side
 
 PARAMS = AnchorParams()
 
@@ -33,10 +33,12 @@ class Shape:
 
 
 SHAPES = (
+    Shape("LLaVA-1.5", 576, 768, 1024, 32),
     Shape("LLaVA-1.5", 576, 768, 1024, 64),
     Shape("LLaVA-NeXT", 2880, 768, 1024, 640, units=5),
     Shape("Qwen2.5-VL", 1296, 3584, 3584, 256),
     Shape("LLaVA-Video", 2704, 1152, 1152, 512, units=16),
+    Shape("LLaVA-Video, 64 frames", 10368, 1152, 1152, 512, units=64),
 )
 
 
@@ -58,6 +60,31 @@ def measure_shapes(shapes: Sequence[Shape], repeats: int, device: torch.device) 
     return side_by_side([partial(select_batch, [item], PARAMS) for item in items], repeats)
 
 
+@dataclass(frozen=True)
+class SelectionGrowth:
+    """One token in nine kept, of one item."""
+
+    tokens: int
+    budget: int
+    milliseconds: float
+    mebibytes: float
+
+
+def measure_growth(
+    lengths: Sequence[int], repeats: int, device: torch.device
+) -> list[SelectionGrowth]:
+    """With LLaVA-1.5's widths."""
+    return [_measure_growth(tokens, repeats, device) for tokens in lengths]
+
+
+def _measure_growth(tokens: int, repeats: int, device: torch.device) -> SelectionGrowth:
+    budget = tokens // 9
+    item = random_candidates(Shape("", tokens, 768, 1024, budget), device)
+    call = partial(select_batch, [item], PARAMS)
+    (spent,) = side_by_side([call], repeats)
+    return SelectionGrowth(tokens, budget, spent, resident_peak_bytes(call) / 2**20)
+
+
 def measure_steps(repeats: int, device: torch.device) -> dict[str, float]:
     """Milliseconds of a call of LLaVA-1.5's vision tower, and of what pruning adds."""
     config = CLIPVisionConfig(
@@ -69,7 +96,7 @@ def measure_steps(repeats: int, device: torch.device) -> dict[str, float]:
         patch_size=14,
     )
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    item = random_candidates(SHAPES[0], device)
+    item = random_candidates(Shape("LLaVA-1.5", 576, 768, 1024, 64), device)
     with torch.device(device), torch.inference_mode():
         tower = CLIPVisionModel(config).to(dtype).eval()
         pixels = torch.randn(1, 3, 336, 336, dtype=dtype)

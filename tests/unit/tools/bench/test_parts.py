@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,3 +58,19 @@ def test_it_measures_received_attention_alone() -> None:
     assert [cost.tokens for cost in costs] == [100, 12_000]
     assert 0 < costs[0].milliseconds < costs[1].milliseconds
     assert costs[0].mebibytes <= costs[1].mebibytes < 12_000 * 12_000 * 4 / 2**20 / 10
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_it_sees_memory_of_the_whole_process(library: str) -> None:
+    def call() -> None:
+        torch.ones(2**24) if library == "torch" else np.ones(2**23)  # 64 MiB
+
+    assert support.resident_peak_bytes(call) == pytest.approx(64 * 2**20, rel=0.2)
+
+
+def test_memory_of_selection_grows_as_the_tokens_do() -> None:
+    small, large = selection.measure_growth([2_000, 16_000], 1, torch.device("cpu"))
+    assert (large.tokens, large.budget) == (16_000, 1_777)
+    assert small.milliseconds < large.milliseconds
+    assert 0 < large.mebibytes < 16_000 * 16_000 * 4 / 2**20 / 8
+    assert large.mebibytes < 16 * small.mebibytes
