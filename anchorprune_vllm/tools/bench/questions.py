@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from anchorprune_vllm.tools.bench.load import SERVED_NAME
 from anchorprune_vllm.tools.bench.noise import noise
 from anchorprune_vllm.tools.bench.serve import machine
 from anchorprune_vllm.tools.bench.served import ServedModel
+from anchorprune_vllm.tools.chosen_methods import Method
 
 _THINGS = (
     *("dog", "cat", "bird", "horse", "cow", "sheep", "fish", "bear", "lion", "tree", "flower"),
@@ -58,19 +58,26 @@ def question(number: int) -> str:
 
 
 def run_questions(
-    model: ServedModel, method: str, budget: str, questions: int, out: Path, command: str
+    model: ServedModel,
+    methods: Sequence[Method],
+    budgets: Sequence[str],
+    questions: int,
+    out: Path,
+    command: str,
 ) -> list[Asked]:
     """Ask each server, print a table, write questions.json."""
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
     console = Console()
-    plain, pruned = Contender(UNPRUNED), Contender(method, budget)
-    servers: Mapping[str, list[str]] = {
-        "unpruned": plain.flags(),
-        "unpruned, without prefix cache": [*plain.flags(), "--no-enable-prefix-caching"],
-        f"{pruned}": pruned.flags(model.text_encoder),
-        f"{pruned}, without feature cache": pruned.flags(model.text_encoder, feature_cache_mb=0),
+    plain = Contender(UNPRUNED).flags()
+    servers = {
+        "unpruned": plain,
+        "unpruned, without prefix cache": [*plain, "--no-enable-prefix-caching"],
     }
+    for budget in budgets:
+        for pruned in (Contender(str(method), budget) for method in methods):
+            servers[f"{pruned}"] = pruned.flags(model.text_encoder)
+            servers[f"{pruned}, without feature cache"] = pruned.flags(
+                model.text_encoder, feature_cache_mb=0
+            )
     console.print(f"[bold]Model[/bold]  {model.name}", *model.notes, sep="\n")
     found = []
     for number, (name, flags) in enumerate(servers.items()):
