@@ -30,6 +30,13 @@ class FakeEngines:
         self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
         self.stopped = 0
         self.fail_after: int | None = None
+        self.refuses = ""
+
+    def check_engine(
+        self, model: str, settings: dict[str, Any] | None, options: dict[str, Any]
+    ) -> None:
+        if settings is not None and self.refuses:
+            raise ValueError(self.refuses)
 
     @contextmanager
     def start_engine(
@@ -60,7 +67,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     fake = FakeEngines()
     monkeypatch.setattr(eval_engine, "start_engine", fake.start_engine)
     monkeypatch.setattr(eval_engine, "ask", fake.ask)
-    monkeypatch.setattr("signal.signal", lambda *args: None)
+    monkeypatch.setattr(eval_engine, "check_engine", fake.check_engine)
     return fake
 
 
@@ -223,7 +230,7 @@ def test_goes_on_where_it_was_stopped(
         (["--max-tokens", "3"], "max_tokens 16, now 3"),
         (["--prompt", "{question} Short!"], "prompt '{question}', now '{question} Short!'"),
         (["--add-special-tokens"], "add_special_tokens False, now True"),
-        (["--data", "scenes", "--limit", "2000"], "data ['mine'], now ['scenes']"),
+        (["--data", "scenes", "--limit", "2000"], "data ['mine'], now ['mine', 'scenes']"),
     ],
 )
 def test_other_settings_need_another_place(
@@ -260,9 +267,7 @@ def test_guesses_have_a_row(folder: Path, engines: FakeEngines) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--data", "nothing"], "unknown data 'nothing'"),
-        (["--methods", "none"], "method must be one of"),
-        (["--methods", "anchorprune:tau=9"], "tau must be a number from 0 to 2"),
+        (["--data", "nothing.jsonl"], "there is no file 'nothing.jsonl', nor is it a built-in"),
         (["--prompt", "what?"], "the prompt 'what?' has no {question} in it"),
     ],
 )
