@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -25,5 +26,14 @@ def check_out(out: Path) -> None:
     there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
         raise ValueError(f"--out is {out}, and {there} is no directory: choose another")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--out is {out}, and {there} may not be written: choose another")
+    if not is_writable(there):
+        raise ValueError(f"--out is {out}, and {there} cannot be written: choose another")
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether a file can be made there. It is tried: permissions do not tell all."""
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True

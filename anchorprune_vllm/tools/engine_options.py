@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
-from anchorprune_vllm.tools.arguments import DTYPES
+from anchorprune_vllm.tools.arguments import DTYPES, PREFIX
 
 
 def check_engine_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
@@ -40,7 +40,7 @@ def check_engine_options(options: Mapping[str, Any], also: Iterable[str] = ()) -
 def refusal(error: Exception) -> str:
     """The message of an error, without what pydantic writes around it."""
     if not isinstance(error, ValidationError):
-        return str(error)
+        return str(error).removeprefix(PREFIX)
     found = []
     for each in error.errors(include_url=False):
         # Of a value, its name and itself; of all together, vLLM's own words say which are meant.

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +29,18 @@ def check_engine(model: str, settings: dict[str, Any] | None, options: dict[str,
     own = inspect.signature(LLM).parameters.keys() - inspect.signature(EngineArgs).parameters.keys()
     check_engine_options(options, also=own)
     arguments = _arguments(settings, options)
+    # Until an engine starts, vLLM's level is not the one that was asked for.
+    log = logging.getLogger("vllm")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         EngineArgs(
             model=model, **{name: arguments[name] for name in arguments.keys() - own}
         ).create_model_config()
     except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"vLLM cannot start with {model}: {refusal(error)}") from error
+        raise ValueError(_cannot_start(model, options, error)) from error
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager
@@ -52,13 +60,18 @@ def start_engine(
     try:
         llm = LLM(model=model, **_arguments(settings, options))
     except (OSError, TypeError, ValueError) as error:
-        raise RuntimeError(f"vLLM cannot start with {model}: {refusal(error)}") from error
+        raise RuntimeError(_cannot_start(model, options, error)) from error
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+def _cannot_start(model: str, options: dict[str, Any], error: Exception) -> str:
+    given = f" and {json.dumps(options)}" if options else ""
+    return f"vLLM cannot start with {model}{given}: {refusal(error)}"
 
 
 def _arguments(settings: dict[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def read_json_lines(path: Path, example: str) -> list[JsonLine]:
         # Not splitlines(): it also splits at characters that JSON allows inside a string.
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}") from error
+        raise ValueError(f"there is no file {path}; give lines such as {example}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     found = []

@@ -24,6 +24,7 @@ from anchorprune_vllm.tools.checks import check_out
 if TYPE_CHECKING:
     from anchorprune_vllm.tools.bench.served import ServedModel
 
+_USAGE = "%(prog)s (--shape SHAPE | --model ID_OR_PATH) [OPTION ...]"
 _SHAPES = ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-video")
 
 
@@ -59,6 +60,7 @@ def _add_serve(kinds: Any) -> None:
     command = kinds.add_parser(
         "serve",
         help="vLLM under load, unpruned and pruned, one server after the other",
+        usage=_USAGE,
         description="Start `vllm serve` unpruned, with free selection (the first K tokens, no "
         "signals: what pruning would be if choosing cost nothing), and with each method at each "
         "budget; put vLLM's own `vllm bench serve` to each of them. Writes DIR/results.json, "
@@ -120,6 +122,7 @@ def _add_questions(kinds: Any) -> None:
     command = kinds.add_parser(
         "questions",
         help="one picture, many questions: time to first token of the further ones",
+        usage=_USAGE,
         description="Ask several questions about one picture, one after the other: unpruned with "
         "and without vLLM's prefix cache, and with each method at each budget, with and without "
         "the feature cache. Writes "

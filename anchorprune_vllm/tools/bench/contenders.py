@@ -7,7 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.budget import Budget
+from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.tools.chosen_methods import Method, parse_methods
 
 UNPRUNED, FREE, VLLM = "unpruned", "free selection", "vLLM's video pruning"
@@ -46,7 +48,9 @@ class Contender:
 def contenders(
     methods: Sequence[Method], budgets: Sequence[str], *, with_vllm: bool
 ) -> list[Contender]:
-    """The two controls, and the methods at each budget."""
+    """The two controls, and the methods at each budget; ValueError for what would not start."""
+    for method in methods:
+        check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
     for budget in budgets:
         if with_vllm and not budget.endswith("%"):
             raise ValueError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.tools.checks import check_model
+from anchorprune_vllm.tools.checks import check_model, is_writable
 from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
 from anchorprune_vllm.tools.explain.explanation import Explanation
@@ -108,5 +108,6 @@ def _check_outputs(wanted: Wanted) -> None:
             continue
         if not path.parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no directory {path.parent}")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        can_write = os.access(path, os.W_OK) if path.exists() else is_writable(path.parent)
+        if path.is_dir() or not can_write:
             raise ValueError(f"{path} cannot be written: choose another name or directory")

@@ -51,6 +51,11 @@ def test_vllms_rate_is_what_it_removes() -> None:
     assert own.flags() == ["--video-pruning-rate", "0.9440"]
 
 
+def test_a_method_that_would_not_start() -> None:
+    with pytest.raises(ValueError, match="the method scope fails on an item"):
+        contenders(parse_methods(["scope:alpha=x"]), ["8"], with_vllm=False)
+
+
 def test_vllms_own_pruning_knows_shares_alone() -> None:
     words = "budget 8 is a number of tokens; vLLM's video pruning knows shares alone"
     with pytest.raises(ValueError, match=words):

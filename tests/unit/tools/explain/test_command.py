@@ -71,6 +71,10 @@ def test_without_a_question(demo_model: Path, somewhere: Path) -> None:
         (["demo", "a.png", "Why?", "--out", "a.jpg"], "--out is a.jpg: give a name that ends in"),
         (["demo", "a.png", "Why?", "--out", "no/a.png"], "there is no directory no"),
         (["demo", "a.png", "Why?", "--json", "."], ". cannot be written"),
+        (["demo", "a.png", "Why?", "--out", "/proc/a.png"], "/proc/a.png cannot be written"),
+        (["demo", "a.png", "Why?", "--text-encoder", "x"], "no text encoder directory 'x'"),
+        (["demo", "a.png", "Why?", "--engine-args", '{"dtype": "x"}'], "dtype is 'x': give one"),
+        (["demo", "a.png", "Why?", "--engine-args", '{"x": 1}'], "which vLLM does not know"),
         (["./none", "a.png", "Why?"], "there is no model directory './none'"),
     ],
 )
