@@ -7,8 +7,6 @@ for a question, each has tokens of its own: the feature cache then saves the vis
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,6 +24,7 @@ from anchorprune_vllm.tools.bench.noise import noise
 from anchorprune_vllm.tools.bench.serve import machine
 from anchorprune_vllm.tools.bench.served import ServedModel
 from anchorprune_vllm.tools.chosen_methods import Method
+from anchorprune_vllm.tools.results_file import write_json
 
 _THINGS = (
     *("dog", "cat", "bird", "horse", "cow", "sheep", "fish", "bear", "lion", "tree", "flower"),
@@ -127,13 +126,10 @@ def _table(found: Sequence[Asked], model: ServedModel) -> Table:
 
 
 def _write(out: Path, model: ServedModel, command: str, found: Sequence[Asked]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     content = {
         "command": command,
         "model": model.name,
         "machine": machine(),
         "servers": [{**asdict(asked), "further_ms": asked.further_ms} for asked in found],
     }
-    scratch = out / "questions.json.new"
-    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(scratch, out / "questions.json")
+    write_json(out / "questions.json", content, indent=1)
