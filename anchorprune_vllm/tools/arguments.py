@@ -151,23 +151,26 @@ def add_text_encoder(command: Any) -> None:
     )
 
 
-def add_dtype(command: Any) -> None:
-    """`--dtype`"""
+def add_dtype(command: Any, default: str) -> None:
+    """`--dtype`; `default` in words: None is what is parsed."""
     command.add_argument(
-        "--dtype", choices=DTYPES, help="of the model (default: its own; on a CPU float32)"
+        "--dtype",
+        choices=DTYPES,
+        metavar="DTYPE",
+        help=f"of the model: {', '.join(DTYPES)} (default: {default})",
     )
 
 
 def add_engine_args(command: Any) -> None:
     """`--dtype`, `--max-model-len` and `--engine-args`, which `engine_args` puts together."""
-    add_dtype(command)
+    add_dtype(command, "its own; on a CPU float32")
     command.add_argument("--max-model-len", type=positive, metavar="N", help="of the engine")
     command.add_argument(
         "--engine-args",
         type=json_object,
         default={},
         metavar="JSON",
-        help='further arguments of vLLM, such as {"tensor_parallel_size": 2}',
+        help='further arguments of vLLM, such as {"trust_remote_code": true}',
     )
 
 

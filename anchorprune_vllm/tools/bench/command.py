@@ -161,7 +161,7 @@ def _add_model(command: Any) -> None:
         "672x672)",
     )
     add_text_encoder(command)
-    add_dtype(command)
+    add_dtype(command, "vLLM's; of a shape bfloat16, on a CPU float32")
     command.add_argument(
         "--server-args",
         type=_words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -90,7 +91,7 @@ def _measure(
 ) -> None:
     """One server, under each load."""
     budget = "" if contender.budget is None else f"-{contender.budget.removesuffix('%')}"
-    name = f"{contender.method.replace(' ', '-')}{budget}-{round_}"
+    name = f"{re.sub('[ /]', '-', contender.method)}{budget}-{round_}"
     runs = wanted.out / "runs"
     with ExitStack() as running:
         with console.status(f"{where}: starting (log: {runs / name}.server.log)"):
