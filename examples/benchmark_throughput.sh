@@ -8,7 +8,7 @@ Throughput of the paper's models at its budgets, on a GPU: `anchorprune bench se
 the columns of the paper's efficiency table (FLOPs, prefill, decode, memory) for all of them.
 
   examples/benchmark_throughput.sh [--dry-run] [-- FURTHER ARGUMENTS OF anchorprune bench serve ...]
-  RUNS=llava-next examples/benchmark_throughput.sh -- --method divprune
+  RUNS=llava-next examples/benchmark_throughput.sh -- --methods divprune
 
 Variables (defaults in brackets):
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,9 +28,6 @@ def run_demo(
     directory: Path, arch: str, budgets: Sequence[str], server_budget: str, images: int
 ) -> None:
     """Make the model, serve it, ask at each budget, print a table, stop the server."""
-    # `kill` ends the demo as Ctrl-C does, with its server; a shell's background jobs ignore Ctrl-C.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
     console = Console()
     model = directory / arch
     make_demo_model(model, arch=arch)

@@ -15,15 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anchorprune_vllm.tools import eval_report
+from anchorprune_vllm.tools.checks import check_model, check_out
+from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
-from anchorprune_vllm.tools.eval_plan import (
-    BLIND,
-    Configuration,
-    EngineRuns,
-    engine_runs,
-    parse_methods,
-)
+from anchorprune_vllm.tools.eval_plan import BLIND, Configuration, EngineRuns, engine_runs
 from anchorprune_vllm.tools.eval_results import Results, Run
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
@@ -36,7 +32,7 @@ class Evaluation:
     model: str
     out: Path
     data: Sequence[str] = ("easy-vqa",)
-    methods: Sequence[str] = ("anchorprune",)
+    methods: Sequence[Method] = (Method("anchorprune"),)
     budgets: Sequence[str] = ("5.6%", "11.1%", "22.2%")
     scopes: Sequence[str] = ("turn",)
     positions: Sequence[str | None] = (None,)
@@ -58,16 +54,18 @@ def run_eval(wanted: Evaluation) -> Results:
     console = Console()
     # Whatever can be wrong is found before the first engine starts.
     eval_report.check_plot()
-    methods = parse_methods(wanted.methods)
+    check_out(wanted.out)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
     check_model(wanted.model)
-    data = load_data(wanted.data, wanted.limit)
     text_encoder = wanted.text_encoder
-    if text_encoder is None and (beside := find_text_encoder(Path(wanted.model))):
+    if text_encoder is not None:
+        check_model(text_encoder, "text encoder")
+    elif beside := find_text_encoder(Path(wanted.model)):
         text_encoder = str(beside)
+    data = load_data(wanted.data, wanted.limit)
 
-    from anchorprune_vllm.tools.eval_engine import device_name
+    from anchorprune_vllm.tools.eval_engine import check_engine, device_name
 
     settings = {
         "model": wanted.model,
@@ -86,15 +84,13 @@ def run_eval(wanted: Evaluation) -> Results:
     results = Results(wanted.out, settings, data)
     if wanted.command not in results.commands:
         results.commands.append(wanted.command)
-    results.add(*_blind_runs(results))
-    plan = engine_runs(
-        methods,
-        list(dict.fromkeys(wanted.budgets)),
-        list(dict.fromkeys(wanted.scopes)),
-        list(dict.fromkeys(wanted.positions)),
-        text_encoder,
+    plan = list(
+        engine_runs(wanted.methods, wanted.budgets, wanted.scopes, wanted.positions, text_encoder)
     )
-    _run_all(wanted, list(plan), results, console)
+    for engine in plan:
+        check_engine(wanted.model, engine.settings, wanted.engine_args)
+    results.runs += _blind_runs(results)
+    _run_all(wanted, plan, results, console)
 
     (wanted.out / "table.md").write_text(eval_report.markdown(results), encoding="utf-8")
     eval_report.plot(results, wanted.out / "accuracy.png")
@@ -179,19 +175,6 @@ def _line(run: Run) -> str:
         f"{run.configuration}: {run.data} {score.accuracy:.1%} "
         f"[{score.low:.1%} to {score.high:.1%}], {run.seconds:.0f} s"
     )
-
-
-def check_model(model: str) -> None:
-    """Raise ValueError for what is neither a local model nor the name of one on the hub."""
-    directory = Path(model)
-    if not directory.is_dir():
-        if model.startswith((".", "/", "~")) or model.count("/") != 1:
-            raise ValueError(
-                f"there is no model directory {model}; the name of a model on the hub has the "
-                "form owner/name"
-            )
-    elif not (directory / "config.json").is_file():
-        raise ValueError(f"{directory} is no model: there is no config.json in it")
 
 
 def _identity(directory: Path) -> str | None:

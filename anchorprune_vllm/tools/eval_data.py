@@ -94,6 +94,7 @@ def _load(name: str, limit: int | None) -> DataSet:
             raise ValueError(f"{name} has the name of another data set: rename it")
     else:
         raise ValueError(
-            f"unknown data {name!r}: give {', '.join(_BUILT_IN)} or a file of questions (.jsonl)"
+            f"there is no file {name!r}, nor is it a built-in set: give {' or '.join(_BUILT_IN)}, "
+            "or a file of questions (.jsonl)"
         )
     return DataSet(title, first_questions(pictures, limit))

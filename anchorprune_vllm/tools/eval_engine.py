@@ -4,20 +4,43 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
-from vllm import LLM, SamplingParams
+from vllm import LLM, EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 
 from anchorprune_vllm.config import CONFIG_KEY
+from anchorprune_vllm.tools.engine_options import check_engine_options, refusal
 from anchorprune_vllm.tools.eval_data import DataSet
 from anchorprune_vllm.tools.eval_plan import Configuration
 
 _AT_ONCE = 256  # questions given to the engine together, between two steps of the progress bar
+
+
+def check_engine(model: str, settings: dict[str, Any] | None, options: dict[str, Any]) -> None:
+    """Raise ValueError for a model or for options that vLLM refuses, without starting an engine."""
+    own = inspect.signature(LLM).parameters.keys() - inspect.signature(EngineArgs).parameters.keys()
+    check_engine_options(options, also=own)
+    arguments = _arguments(settings, options)
+    # Until an engine starts, vLLM's level is not the one that was asked for.
+    log = logging.getLogger("vllm")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        EngineArgs(
+            model=model, **{name: arguments[name] for name in arguments.keys() - own}
+        ).create_model_config()
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(_cannot_start(model, options, error)) from error
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager
@@ -29,6 +52,30 @@ def start_engine(
     `options` are those of `vllm.LLM`.
     """
     disable_progress_bar()  # one is enough
+    if current_platform.is_cpu():
+        # A GPU's memory comes back when the process that used it ends, so there the engine has one
+        # of its own, vLLM's way. For main memory that is not needed, and would cost half a minute.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would last beyond it
+    try:
+        llm = LLM(model=model, **_arguments(settings, options))
+    except (OSError, TypeError, ValueError) as error:
+        raise RuntimeError(_cannot_start(model, options, error)) from error
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def _cannot_start(model: str, options: dict[str, Any], error: Exception) -> str:
+    given = f" and {json.dumps(options)}" if options else ""
+    return f"vLLM cannot start with {model}{given}: {refusal(error)}"
+
+
+def _arguments(settings: dict[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Of `vllm.LLM`."""
     defaults: dict[str, Any] = {
         "seed": 0,
         "limit_mm_per_prompt": {"image": 1, "video": 0},
@@ -36,25 +83,12 @@ def start_engine(
         "mm_processor_cache_gb": 0.25,  # no question is asked twice: vLLM's own 4 would fill up
     }
     if current_platform.is_cpu():
-        # A GPU's memory comes back when the process that used it ends, so there the engine has one
-        # of its own, vLLM's way. For main memory that is not needed, and would cost half a minute.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would last beyond it
         # vLLM's own defaults would take most of the memory, and compile for minutes.
         defaults |= {"kv_cache_memory_bytes": 2**30, "enforce_eager": True, "dtype": "float32"}
     arguments = {**defaults, **options}
     if settings is not None:
         arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), CONFIG_KEY: settings}
-    try:
-        llm = LLM(model=model, **arguments)
-    except (OSError, TypeError) as error:  # no such model; no such option
-        raise RuntimeError(f"vLLM cannot start with {model}: {error}") from error
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+    return arguments
 
 
 def ask(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from anchorprune_vllm.tools.eval_data import DataSet
 from anchorprune_vllm.tools.eval_plan import FULL, Configuration
 from anchorprune_vllm.tools.eval_scores import RESAMPLES, Score, is_right, relative, score
+from anchorprune_vllm.tools.results_file import check_settings, unreadable, write_json
 
 # Settings whose value says nothing to people.
 _HASHED = {"questions": "questions", "model_files": "files of the model"}
@@ -93,28 +93,11 @@ class Results:
             found, runs = stored["settings"], [_run(row) for row in stored["runs"]]
             commands = stored["commands"]
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"cannot read the results in {self.path} ({error!r:.200}): remove the file, or "
-                "choose another --out"
-            ) from error
-        # As it will be read back: JSON has no tuples.
-        wanted = json.loads(json.dumps(self.settings))
-        different = [
-            f"other {_HASHED[name]}"
-            if name in _HASHED
-            else f"{name} {found.get(name)!r}, now {wanted.get(name)!r}"
-            for name in dict.fromkeys([*found, *wanted])
-            if found.get(name) != wanted.get(name)
-        ]
-        if different:
-            raise ValueError(
-                f"the results in {self.path} are of other settings ({'; '.join(different)}): give "
-                "the same ones to go on, choose another --out, or remove the file"
-            )
+            raise unreadable(self.path, error) from error
+        check_settings(self.path, found, self.settings, _HASHED)
         self.runs, self.commands = runs, commands
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "settings": self.settings,
             "commands": self.commands,
@@ -132,10 +115,7 @@ class Results:
             },
             "runs": [self._row(run) for run in self.runs],
         }
-        # Whoever is interrupted while writing leaves the file as it was.
-        scratch = self.path.with_suffix(".json.new")
-        scratch.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(scratch, self.path)
+        write_json(self.path, content, ensure_ascii=False)
 
     def _row(self, run: Run) -> dict[str, Any]:
         full = {

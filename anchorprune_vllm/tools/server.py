@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -44,7 +44,7 @@ class VllmServer:
 
     def __enter__(self) -> VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, ExitStack() as undo:
             # A session of its own: Ctrl-C reaches us alone, and we stop the whole group.
             self._process = subprocess.Popen(
                 self._command,
@@ -53,11 +53,9 @@ class VllmServer:
                 env=self._env,
                 start_new_session=True,
             )
-        try:
+            undo.callback(self.stop)
             self._wait_until_healthy()
-        except BaseException:
-            self.stop()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
@@ -97,10 +95,10 @@ class VllmServer:
         try:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_STOP_SECONDS)
         finally:  # also when Ctrl-C comes again while waiting
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
             self._process.wait()
 

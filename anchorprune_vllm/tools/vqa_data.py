@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,8 +13,12 @@ from typing import Any
 
 from PIL import Image
 
+from anchorprune_vllm.tools.json_lines import read_json_lines
+
 COLOURS = ("red", "green", "blue", "yellow", "black", "gray", "teal", "brown")
 SHAPES = ("circle", "rectangle", "triangle")
+
+_EXAMPLE = '{"image": "a.png", "question": "...", "answers": ["..."]}'
 
 
 @dataclass(frozen=True)
@@ -66,29 +69,15 @@ def jsonl(path: Path) -> list[Picture]:
     follow each other.
     """
     asked: dict[Path, list[Question]] = defaultdict(list)
-    try:
-        # Not splitlines(): it also splits at characters that JSON allows inside a string.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for line in read_json_lines(path, _EXAMPLE):
         try:
-            name, question = _parse(json.loads(line))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: {error!r}; a line must be a JSON object with image, "
-                "question and answers (a list)"
-            ) from error
-        image = path.parent / name
-        if not question.answers:
-            raise ValueError(f"{path}, line {number}: answers is empty; give at least one")
-        if not image.is_file():
-            raise ValueError(f"{path}, line {number}: there is no picture {image}")
+            name, question = _parse(line.row)
+            image = path.parent / name
+            if image not in asked:
+                _check_picture(image)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line.number}: {error}") from error
         asked[image].append(question)
-    if not asked:
-        raise ValueError(f"{path} has no questions")
     return [Picture(partial(_read, image), tuple(found)) for image, found in asked.items()]
 
 
@@ -128,15 +117,29 @@ def _caption(questions: Sequence[Question]) -> str | None:
     return f"a {known['colour']} {known['shape']}"
 
 
-def _parse(row: Any) -> tuple[str, Question]:
+def _parse(row: Mapping[str, Any]) -> tuple[str, Question]:
     """The picture's name and the question of one line of a file."""
+    for key in ("image", "question", "answers"):
+        if key not in row:
+            raise ValueError(f"there is no {key!r} in it; give lines such as {_EXAMPLE}")
     name, text, answers, kind = row["image"], row["question"], row["answers"], row.get("kind")
-    if not isinstance(answers, list):  # of a string, each letter would be an answer
-        raise TypeError(f"answers is {answers!r:.80}")
-    for value in (name, text, kind or ""):
+    for key, value in (("image", name), ("question", text), ("kind", kind or "")):
         if not isinstance(value, str):
-            raise TypeError(f"{value!r:.80} is not a text")
+            raise ValueError(f"{key} is {value!r:.80}: give a text")
+    # Of a string, each letter would be an answer.
+    if not isinstance(answers, list) or not answers:
+        raise ValueError(f'answers is {answers!r:.80}: give a list of at least one, as ["yes"]')
     return name, Question(text, tuple(map(str, answers)), kind or "all")
+
+
+def _check_picture(path: Path) -> None:
+    """Raise ValueError if there is no picture; of one that there is, only the size is read."""
+    if not path.is_file():
+        raise ValueError(f"there is no picture {path}")
+    try:
+        Image.open(path).close()
+    except OSError as error:
+        raise ValueError(f"cannot read the picture {path}: {error}") from error
 
 
 def _read(path: Path) -> Image.Image:

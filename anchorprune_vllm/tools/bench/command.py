@@ -6,16 +6,25 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anchorprune_vllm import methods
-from anchorprune_vllm.tools.arguments import budgets, positive
+from anchorprune_vllm.tools.arguments import (
+    add_budgets,
+    add_dtype,
+    add_methods,
+    add_out,
+    add_several,
+    add_text_encoder,
+    parsed_by,
+    positive,
+)
+from anchorprune_vllm.tools.checks import check_out
 
 if TYPE_CHECKING:
     from anchorprune_vllm.tools.bench.served import ServedModel
 
+_USAGE = "%(prog)s (--shape SHAPE | --model ID_OR_PATH) [OPTION ...]"
 _SHAPES = ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-video")
 
 
@@ -38,7 +47,11 @@ def _add_parts(kinds: Any) -> None:
         "pruned and unpruned calls. Nine minutes on two CPU cores.",
     )
     command.add_argument(
-        "--repeats", type=positive, default=15, help="of each measurement (default: 15)"
+        "--repeats",
+        type=positive,
+        default=15,
+        metavar="N",
+        help="of each measurement (default: 15)",
     )
     command.set_defaults(run=_parts)
 
@@ -47,6 +60,7 @@ def _add_serve(kinds: Any) -> None:
     command = kinds.add_parser(
         "serve",
         help="vLLM under load, unpruned and pruned, one server after the other",
+        usage=_USAGE,
         description="Start `vllm serve` unpruned, with free selection (the first K tokens, no "
         "signals: what pruning would be if choosing cost nothing), and with each method at each "
         "budget; put vLLM's own `vllm bench serve` to each of them. Writes DIR/results.json, "
@@ -55,38 +69,32 @@ def _add_serve(kinds: Any) -> None:
         "it.",
     )
     _add_model(command)
-    command.add_argument(
-        "--method",
-        action="append",
-        choices=[name for name in methods.names() if name != "first"],
-        metavar="NAME",
-        help=f"may be repeated (default: anchorprune); of {', '.join(methods.names())}",
-    )
-    command.add_argument(
-        "--budgets",
-        type=budgets,
-        default=budgets("5.6%,11.1%"),
-        metavar="K,K,...",
-        help="whole numbers or shares (default: the paper's 5.6%%,11.1%%)",
-    )
-    command.add_argument(
+    add_methods(command, "; first is in every run, as free selection")
+    add_budgets(command, "5.6%,11.1%")
+    add_several(
+        command,
         "--concurrency",
-        type=_whole_numbers,
-        default=[1, 8, 32],
-        metavar="N,N,...",
-        help="requests at once (default: 1,8,32)",
+        _whole_numbers,
+        [1, 8, 32],
+        metavar="N",
+        help="requests at once (default: 1 8 32)",
     )
     command.add_argument(
         "--requests",
         type=positive,
         default=12,
+        metavar="N",
         help="of a measurement, and at least twice as many as are at once (default: 12)",
     )
     command.add_argument(
-        "--question-tokens", type=positive, default=24, help="of random words (default: 24)"
+        "--question-tokens",
+        type=positive,
+        default=24,
+        metavar="N",
+        help="of random words (default: 24)",
     )
     command.add_argument(
-        "--output-tokens", type=positive, default=8, help="of an answer (default: 8)"
+        "--output-tokens", type=positive, default=8, metavar="N", help="of an answer (default: 8)"
     )
     command.add_argument(
         "--data",
@@ -96,29 +104,35 @@ def _add_serve(kinds: Any) -> None:
         '{"prompt": "...", "image_files": ["a.png"]}',
     )
     command.add_argument(
-        "--repeat", type=positive, default=1, help="rounds over all servers (default: 1)"
+        "--repeat",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="rounds over all servers (default: 1)",
     )
     command.add_argument(
         "--vllm-video-pruning",
         action="store_true",
         help="compare with vLLM's own --video-pruning-rate too (Qwen2.5-VL and videos)",
     )
-    command.set_defaults(run=_serve)
+    command.set_defaults(run=_serve, when_stopped="; the same command goes on from here")
 
 
 def _add_questions(kinds: Any) -> None:
     command = kinds.add_parser(
         "questions",
         help="one picture, many questions: time to first token of the further ones",
+        usage=_USAGE,
         description="Ask several questions about one picture, one after the other: unpruned with "
-        "and without vLLM's prefix cache, pruned with and without the feature cache. Writes "
+        "and without vLLM's prefix cache, and with each method at each budget, with and without "
+        "the feature cache. Writes "
         "DIR/questions.json.",
     )
     _add_model(command)
-    command.add_argument("--method", choices=methods.names(), default=methods.ANCHORPRUNE)
-    command.add_argument("--budget", type=_budget, default="11.1%", help="(default: 11.1%%)")
+    add_methods(command)
+    add_budgets(command, "11.1%")
     command.add_argument(
-        "--questions", type=_several, default=20, metavar="N", help="(default: 20)"
+        "--questions", type=_at_least_two, default=20, metavar="N", help="(default: 20)"
     )
     command.set_defaults(run=_questions)
 
@@ -135,6 +149,7 @@ def _add_model(command: Any) -> None:
     command.add_argument(
         "--scale",
         type=_scale,
+        metavar="NUMBER",
         help="of a shape: 1 is a language model of about 105 M parameters (default: 1; llava-next "
         "and llava-video 0.3)",
     )
@@ -145,27 +160,29 @@ def _add_model(command: Any) -> None:
         help="of a request: a picture of this size, or a clip (default: the shape's; with --model "
         "672x672)",
     )
-    command.add_argument(
-        "--text-encoder",
-        metavar="ID_OR_PATH",
-        help="as --anchorprune-text-encoder of vllm serve (default: MODEL/clip or MODEL/siglip if "
-        "there, else what is known)",
-    )
+    add_text_encoder(command)
+    add_dtype(command, "vLLM's; of a shape bfloat16, on a CPU float32")
     command.add_argument(
         "--server-args",
-        type=shlex.split,
+        type=_words,
         default=[],
         metavar="FLAGS",
         help="further flags of every vllm serve, in one string: --server-args='--flag value'",
     )
     command.add_argument(
-        "--start-seconds", type=positive, default=1800, help="a server may take (default: 1800)"
+        "--start-seconds",
+        type=positive,
+        default=1800,
+        metavar="N",
+        help="a server may take (default: 1800)",
     )
+    add_out(command, None, "bench-results/NAME OF THE MODEL")
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="(default: bench-results/NAME OF THE MODEL)"
-    )
-    command.add_argument(
-        "--models", type=Path, default=Path(".demo"), help="for shapes (default: .demo)"
+        "--models",
+        type=Path,
+        default=Path(".demo"),
+        metavar="DIR",
+        help="for shapes (default: .demo)",
     )
 
 
@@ -179,7 +196,7 @@ def _parts(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    model = _served_model(args)
+    out, model = _out(args), _served_model(args)
     from anchorprune_vllm.tools.bench.load import Load
     from anchorprune_vllm.tools.bench.serve import Benchmark, run_serve
 
@@ -192,11 +209,11 @@ def _serve(args: argparse.Namespace) -> None:
             load=Load(
                 model.media, args.data, args.question_tokens, args.output_tokens, args.requests
             ),
-            methods=args.method or [methods.ANCHORPRUNE],
+            methods=args.methods,
             budgets=args.budgets,
-            concurrencies=args.concurrency,
+            concurrencies=sorted(args.concurrency),
             rounds=args.repeat,
-            out=_out(args),
+            out=out,
             with_vllm=args.vllm_video_pruning or own,
             command=shlex.join(["anchorprune", *args.given]),
         )
@@ -204,11 +221,11 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> None:
-    model = _served_model(args)
+    out, model = _out(args), _served_model(args)
     from anchorprune_vllm.tools.bench.questions import run_questions
 
     command = shlex.join(["anchorprune", *args.given])
-    run_questions(model, args.method, args.budget, args.questions, _out(args), command)
+    run_questions(model, args.methods, args.budgets, args.questions, out, command)
 
 
 def _served_model(args: argparse.Namespace) -> ServedModel:
@@ -221,37 +238,27 @@ def _served_model(args: argparse.Namespace) -> ServedModel:
         scale=args.scale,
         media=args.media,
         text_encoder=args.text_encoder,
-        server_args=args.server_args,
+        server_args=[*(["--dtype", args.dtype] if args.dtype else []), *args.server_args],
         directory=args.models,
         start_seconds=args.start_seconds,
     )
 
 
 def _out(args: argparse.Namespace) -> Path:
-    if args.out is not None:
-        return Path(args.out)
-    return Path("bench-results") / (args.shape or Path(args.model).name)
+    out: Path = args.out or Path("bench-results") / (args.shape or Path(args.model).name)
+    check_out(out)
+    return out
 
 
-def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """As an argument's type: with the words of the ValueError."""
-
-    def parsed(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parsed
-
-
-def _parse_media(text: str) -> Any:
+@parsed_by
+def _media(text: str) -> Any:
     from anchorprune_vllm.tools.bench.shapes import Media
 
     return Media.parse(text)
 
 
-def _parse_scale(text: str) -> float:
+@parsed_by
+def _scale(text: str) -> float:
     try:
         scale = float(text)
     except ValueError:
@@ -261,22 +268,20 @@ def _parse_scale(text: str) -> float:
     return scale
 
 
-def _parse_several(text: str) -> int:
+@parsed_by
+def _at_least_two(text: str) -> int:
     if positive(text) < 2:
         raise ValueError("give at least 2 questions: the first is not a further one")
     return int(text)
 
 
-def _parse_budget(text: str) -> str:
-    if "," in text:
-        raise ValueError(f"{text!r} is more than one budget")
-    return budgets(text)[0]
+@parsed_by
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} cannot be split into words ({error})") from error
 
 
 def _whole_numbers(text: str) -> list[int]:
-    return sorted({positive(part) for part in text.split(",")})
-
-
-_media, _scale, _several, _budget = map(
-    _parsed_by, (_parse_media, _parse_scale, _parse_several, _parse_budget)
-)
+    return [positive(part) for part in text.split(",")]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.budget import Budget
+from anchorprune_vllm.methods import check_method
+from anchorprune_vllm.tools.chosen_methods import Method, parse_methods
 
 UNPRUNED, FREE, VLLM = "unpruned", "free selection", "vLLM's video pruning"
 _FREE_METHOD = "first"
@@ -19,7 +21,7 @@ class Contender:
     """A way to serve."""
 
     method: str
-    """A name of `methods`, or one of the above."""
+    """A `Method` in words, or one of the above."""
     budget: str | None = None
 
     def __str__(self) -> str:
@@ -33,29 +35,30 @@ class Contender:
         if self.method == VLLM:
             kept = Budget.parse(self.budget).tokens(10_000) / 10_000
             return ["--video-pruning-rate", f"{1 - kept:.4f}"]
-        method = _FREE_METHOD if self.method == FREE else self.method
+        (method,) = parse_methods([_FREE_METHOD if self.method == FREE else self.method])
+        settings = {**method.settings(), **settings}
+        name = str(settings.pop("method"))
         return [
-            *("--anchorprune-budget", self.budget, "--anchorprune-method", method),
+            *("--anchorprune-budget", self.budget, "--anchorprune-method", name),
             *(["--anchorprune-text-encoder", text_encoder] if text_encoder else []),
             *(["--anchorprune-config", json.dumps(settings)] if settings else []),
         ]
 
 
 def contenders(
-    methods: Sequence[str], budgets: Sequence[str], *, with_vllm: bool
+    methods: Sequence[Method], budgets: Sequence[str], *, with_vllm: bool
 ) -> list[Contender]:
-    """The two controls, and the methods at each budget; raises ValueError for unknown ones."""
+    """The two controls, and the methods at each budget; ValueError for what would not start."""
     for method in methods:
-        if method == _FREE_METHOD:
-            raise ValueError(f"method {method} is free selection, which takes part in every run")
-        PruneConfig(Budget.parse(budgets[0]), method=method)
+        check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
     for budget in budgets:
         if with_vllm and not budget.endswith("%"):
             raise ValueError(
                 f"budget {budget} is a number of tokens; vLLM's video pruning knows shares alone: "
                 "give shares, as 5.6%"
             )
-    at_budgets = [FREE, *dict.fromkeys(methods), *([VLLM] if with_vllm else [])]
+    others = [str(method) for method in methods if method.name != _FREE_METHOD]
+    at_budgets = [FREE, *others, *([VLLM] if with_vllm else [])]
     return [
         Contender(UNPRUNED),
         *(Contender(method, budget) for budget in budgets for method in at_budgets),

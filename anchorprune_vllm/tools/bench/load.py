@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anchorprune_vllm.tools.bench.shapes import Media
+from anchorprune_vllm.tools.json_lines import read_json_lines
 from anchorprune_vllm.tools.server import VllmServer, tail
 
 SERVED_NAME = "bench"
+EXAMPLE = '{"prompt": "...", "image_files": ["a.png"]}'
+_ADDRESS = re.compile(r"(https?|file)://|data:image/")
 
 KEPT = (
     *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens"),
@@ -68,21 +72,18 @@ class Load:
         """Raise ValueError if the file cannot be read, or has too few lines."""
         if self.data is None:
             return
-        try:
-            lines = read_lines(self.data)
-            for number, line in enumerate(lines, 1):
-                item = json.loads(line)
-                if not isinstance(item, dict) or not (
-                    "content" in item or {"prompt", "image_files"} <= set(item)
-                ):
+        lines = read_json_lines(self.data, EXAMPLE)
+        for line in lines:
+            if "content" not in line.row and not {"prompt", "image_files"} <= line.row.keys():
+                raise ValueError(
+                    f"{self.data}, line {line.number} has neither content nor prompt and "
+                    f"image_files; give lines such as {EXAMPLE}"
+                )
+            for image in _files_of(line.row):
+                if not Path(image).is_file():
                     raise ValueError(
-                        f"line {number} has neither content nor prompt and image_files"
+                        f"{self.data}, line {line.number}: there is no picture {image}"
                     )
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"cannot use {self.data} ({error}): give JSON lines such as "
-                '{"prompt": "...", "image_files": ["a.png"]}'
-            ) from error
         _, needed = self.lines(concurrencies)[-1]
         if len(lines) < needed:
             raise ValueError(
@@ -91,9 +92,13 @@ class Load:
             )
 
 
-def read_lines(data: Path) -> list[str]:
-    """The lines of a file that are not empty."""
-    return [line for line in data.read_text(encoding="utf-8").splitlines() if line.strip()]
+def _files_of(row: Mapping[str, Any]) -> list[str]:
+    """The pictures that a line names, but for those with an address; the rest is vLLM's to read."""
+    content, named = row.get("content"), row.get("image_files")
+    if isinstance(content, list):
+        named = [part.get("image") for part in content if isinstance(part, dict)]
+    images = named if isinstance(named, list) else []
+    return [image for image in images if isinstance(image, str) and not _ADDRESS.match(image)]
 
 
 def put_load(
@@ -112,7 +117,8 @@ def put_load(
     if load.data is not None:
         first, behind = load.lines(concurrencies)[number]
         part = Path(f"{out}.data.jsonl")
-        part.write_text("\n".join(read_lines(load.data)[first:behind]) + "\n", encoding="utf-8")
+        lines = [line.text for line in read_json_lines(load.data, EXAMPLE)]
+        part.write_text("\n".join(lines[first:behind]) + "\n", encoding="utf-8")
     result, log = Path(f"{out}.json"), Path(f"{out}.log")  # budgets have points
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),

@@ -7,11 +7,8 @@ for a question, each has tokens of its own: the feature cache then saves the vis
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +23,8 @@ from anchorprune_vllm.tools.bench.load import SERVED_NAME
 from anchorprune_vllm.tools.bench.noise import noise
 from anchorprune_vllm.tools.bench.serve import machine
 from anchorprune_vllm.tools.bench.served import ServedModel
+from anchorprune_vllm.tools.chosen_methods import Method
+from anchorprune_vllm.tools.results_file import write_json
 
 _THINGS = (
     *("dog", "cat", "bird", "horse", "cow", "sheep", "fish", "bear", "lion", "tree", "flower"),
@@ -58,19 +57,26 @@ def question(number: int) -> str:
 
 
 def run_questions(
-    model: ServedModel, method: str, budget: str, questions: int, out: Path, command: str
+    model: ServedModel,
+    methods: Sequence[Method],
+    budgets: Sequence[str],
+    questions: int,
+    out: Path,
+    command: str,
 ) -> list[Asked]:
     """Ask each server, print a table, write questions.json."""
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
     console = Console()
-    plain, pruned = Contender(UNPRUNED), Contender(method, budget)
-    servers: Mapping[str, list[str]] = {
-        "unpruned": plain.flags(),
-        "unpruned, without prefix cache": [*plain.flags(), "--no-enable-prefix-caching"],
-        f"{pruned}": pruned.flags(model.text_encoder),
-        f"{pruned}, without feature cache": pruned.flags(model.text_encoder, feature_cache_mb=0),
+    plain = Contender(UNPRUNED).flags()
+    servers = {
+        "unpruned": plain,
+        "unpruned, without prefix cache": [*plain, "--no-enable-prefix-caching"],
     }
+    for budget in budgets:
+        for pruned in (Contender(str(method), budget) for method in methods):
+            servers[f"{pruned}"] = pruned.flags(model.text_encoder)
+            servers[f"{pruned}, without feature cache"] = pruned.flags(
+                model.text_encoder, feature_cache_mb=0
+            )
     console.print(f"[bold]Model[/bold]  {model.name}", *model.notes, sep="\n")
     found = []
     for number, (name, flags) in enumerate(servers.items()):
@@ -120,13 +126,10 @@ def _table(found: Sequence[Asked], model: ServedModel) -> Table:
 
 
 def _write(out: Path, model: ServedModel, command: str, found: Sequence[Asked]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     content = {
         "command": command,
         "model": model.name,
         "machine": machine(),
         "servers": [{**asdict(asked), "further_ms": asked.further_ms} for asked in found],
     }
-    scratch = out / "questions.json.new"
-    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(scratch, out / "questions.json")
+    write_json(out / "questions.json", content, indent=1)

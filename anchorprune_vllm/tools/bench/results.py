@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorprune_vllm.tools.bench.contenders import FREE, UNPRUNED, Contender
+from anchorprune_vllm.tools.results_file import check_settings, unreadable, write_json
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,13 @@ class Results:
         return None if ours is None or best is None else ours / best
 
     def write(self) -> None:
-        """The file; whoever is interrupted meanwhile leaves it as it was."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """The file."""
         content = {
             "settings": self.settings,
             "commands": self.commands,
             "measurements": [asdict(measurement) for measurement in self.measurements],
         }
-        scratch = self.path.with_suffix(".json.new")
-        scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, self.path)
+        write_json(self.path, content, indent=1)
 
     def _read(self) -> None:
         try:
@@ -147,19 +144,6 @@ class Results:
                 for row in stored["measurements"]
             ]
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"cannot read the results in {self.path} ({error!r:.200}): remove the file, or "
-                "choose another --out"
-            ) from error
-        wanted = json.loads(json.dumps(self.settings))  # as it will be read back
-        different = [
-            f"{name} {found.get(name)!r}, now {wanted.get(name)!r}"
-            for name in dict.fromkeys([*found, *wanted])
-            if found.get(name) != wanted.get(name)
-        ]
-        if different:
-            raise ValueError(
-                f"the results in {self.path} are of other settings ({'; '.join(different)}): give "
-                "the same ones to go on, choose another --out, or remove the file"
-            )
+            raise unreadable(self.path, error) from error
+        check_settings(self.path, found, self.settings)
         self.measurements, self.commands = rows, commands

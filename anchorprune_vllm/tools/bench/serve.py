@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -21,6 +21,7 @@ from anchorprune_vllm.tools.bench.flops import language_model_of, tiles_of, towe
 from anchorprune_vllm.tools.bench.load import Load, put_load
 from anchorprune_vllm.tools.bench.results import Measurement, Results
 from anchorprune_vllm.tools.bench.served import ServedModel
+from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.server import VllmServer
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
@@ -32,7 +33,7 @@ class Benchmark:
 
     model: ServedModel
     load: Load
-    methods: Sequence[str]
+    methods: Sequence[Method]
     budgets: Sequence[str]
     concurrencies: Sequence[int]
     rounds: int
@@ -44,9 +45,6 @@ class Benchmark:
 
 def run_serve(wanted: Benchmark) -> Results:
     """Measure what is not there yet; write table and plots after every server."""
-    # `kill` ends it as Ctrl-C does, with its server; a shell's background jobs ignore Ctrl-C.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
     console = Console()
     # Whatever can be wrong is found before the first server starts.
     report.check_plot()
@@ -93,7 +91,7 @@ def _measure(
 ) -> None:
     """One server, under each load."""
     budget = "" if contender.budget is None else f"-{contender.budget.removesuffix('%')}"
-    name = f"{contender.method.replace(' ', '-')}{budget}-{round_}"
+    name = f"{re.sub('[ /]', '-', contender.method)}{budget}-{round_}"
     runs = wanted.out / "runs"
     with ExitStack() as running:
         with console.status(f"{where}: starting (log: {runs / name}.server.log)"):

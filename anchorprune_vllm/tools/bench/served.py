@@ -16,6 +16,7 @@ from anchorprune_vllm.tools.bench import probes
 from anchorprune_vllm.tools.bench.load import SERVED_NAME
 from anchorprune_vllm.tools.bench.noise import noise
 from anchorprune_vllm.tools.bench.shapes import SHAPES, Media, arithmetic, sizes_of
+from anchorprune_vllm.tools.checks import check_model
 from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
 from anchorprune_vllm.tools.server import VllmServer
 
@@ -76,7 +77,10 @@ def served_model(
         assert model is not None
         if scale is not None:
             raise ValueError("--scale is for --shape: a checkpoint has the size that it has")
-        if text_encoder is None and (beside := find_text_encoder(Path(model))):
+        check_model(model)
+        if text_encoder is not None:
+            check_model(text_encoder, "text encoder")
+        elif beside := find_text_encoder(Path(model)):
             text_encoder = str(beside)
         size = media or Media(672, 672)
         return ServedModel(

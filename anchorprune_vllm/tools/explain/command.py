@@ -8,11 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm import methods
 from anchorprune_vllm.query import SCOPES
-from anchorprune_vllm.tools.arguments import budgets, json_object
-
-_BUDGETS = "5.6%,11.1%,22.2%"
+from anchorprune_vllm.tools.arguments import (
+    add_budgets,
+    add_engine_args,
+    add_methods,
+    add_text_encoder,
+    engine_args,
+)
 
 
 def add_explain(commands: Any) -> None:
@@ -20,6 +23,7 @@ def add_explain(commands: Any) -> None:
     command = commands.add_parser(
         "explain",
         help="draw which tokens of a picture or video are kept for a question",
+        usage="%(prog)s [MODEL [IMAGE_OR_VIDEO [QUESTION]]] [OPTION ...]",
         description="Run the processor, vision tower and selection of the server on one picture or "
         "video, and draw what is kept: dropped tokens dimmed, the relevance anchor and its context "
         "outlined, beside the maps of relevance and importance. Without arguments: a drawn scene, "
@@ -40,37 +44,13 @@ def add_explain(commands: Any) -> None:
         help="a file; scene:NUMBER (default: scene:0): a drawn one, with a question of its own",
     )
     command.add_argument("question", nargs="?", metavar="QUESTION", help="what is asked about it")
-    command.add_argument(
-        "--budget",
-        type=budgets,
-        action="append",
-        metavar="K",
-        help="tokens kept: a whole number or a share; give several for a grid (default: "
-        f"{_BUDGETS.replace('%', '%%')})",
-    )
-    command.add_argument(
-        "--method",
-        action="append",
-        metavar="NAME",
-        help=f"NAME or NAME:key=value,key=value; names: {', '.join(methods.names())}, or all; give "
-        "several for a grid (default: anchorprune). Example: anchorprune:tau=0.1,similarity=raw",
-    )
+    add_methods(command, "; several make a grid")
+    add_budgets(command, "5.6%,11.1%,22.2%", "; several make a grid")
     command.add_argument(
         "--query", choices=SCOPES, default="turn", help="as --anchorprune-query (default: turn)"
     )
-    command.add_argument(
-        "--text-encoder",
-        metavar="ID_OR_PATH",
-        help="as --anchorprune-text-encoder of vllm serve (default: MODEL/clip or MODEL/siglip if "
-        "there, else what is known)",
-    )
-    command.add_argument(
-        "--engine-args",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help='arguments of vLLM, such as {"dtype": "bfloat16"}',
-    )
+    add_text_encoder(command)
+    add_engine_args(command)
     command.add_argument(
         "--out",
         type=Path,
@@ -87,17 +67,16 @@ def _explain(args: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from anchorprune_vllm.tools.explain.run import Wanted, run_explain
 
-    given = args.budget or [budgets(_BUDGETS)]
     run_explain(
         Wanted(
             model=args.model,
             media=args.media,
             question=args.question,
-            budgets=tuple(dict.fromkeys(budget for some in given for budget in some)),
-            methods=tuple(args.method or ["anchorprune"]),
+            budgets=args.budgets,
+            methods=args.methods,
             query=args.query,
             text_encoder=args.text_encoder,
-            engine_args=args.engine_args,
+            engine_args=engine_args(args),
             out=args.out,
             json=args.json,
         )

@@ -19,6 +19,7 @@ from anchorprune_vllm.methods import ANCHORPRUNE, method_of
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens
 from anchorprune_vllm.selection.anchor import walk_ranks
 from anchorprune_vllm.selection.select import anchored_units as bounds_of_anchors
+from anchorprune_vllm.tools.engine_options import refusal
 from anchorprune_vllm.tools.explain.explanation import MethodView, Panel, UnitAnchor
 from anchorprune_vllm.tools.explain.media import Asked
 from anchorprune_vllm.tools.explain.views import View, view_of
@@ -47,8 +48,8 @@ def load(model: str, settings: dict[str, Any], engine_args: dict[str, Any]) -> L
     }
     try:
         return LocalModel(Path(model), settings=settings, **{**defaults, **engine_args})
-    except (OSError, TypeError) as error:  # no such model; no such option
-        raise RuntimeError(f"vLLM cannot load {model}: {error}") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise RuntimeError(f"vLLM cannot load {model}: {refusal(error)}") from error
 
 
 def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) -> Look:

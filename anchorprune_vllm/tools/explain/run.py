@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anchorprune_vllm.tools.checks import check_model, is_writable
+from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
-from anchorprune_vllm.tools.eval import check_model
-from anchorprune_vllm.tools.eval_plan import parse_methods
 from anchorprune_vllm.tools.explain.explanation import Explanation
 from anchorprune_vllm.tools.explain.media import read_asked
 
@@ -30,8 +30,8 @@ class Wanted:
     model: str
     media: str
     question: str | None
-    budgets: tuple[str, ...]
-    methods: tuple[str, ...] = ("anchorprune",)
+    budgets: Sequence[str]
+    methods: Sequence[Method] = (Method("anchorprune"),)
     query: str = "turn"
     text_encoder: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,6 @@ def run_explain(wanted: Wanted) -> Explanation:
 def explain(wanted: Wanted) -> Explanation:
     """Look with each method in turn: a server has one, and so does a loaded model."""
     asked = read_asked(wanted.media, wanted.question)
-    methods = parse_methods(wanted.methods)
     model = wanted.model
     if model == DEMO:
         make_demo_model(_DEMO_MODEL, arch=TRAINED)
@@ -75,14 +74,17 @@ def explain(wanted: Wanted) -> Explanation:
     check_model(model)
     shared: dict[str, Any] = {"query": wanted.query}
     if wanted.text_encoder is not None:
+        check_model(wanted.text_encoder, "text encoder")
         shared["text_encoder"] = wanted.text_encoder
 
+    from anchorprune_vllm.tools.engine_options import check_engine_options
     from anchorprune_vllm.tools.explain.look import load, look
     from anchorprune_vllm.tools.local_model import one_rank
 
+    check_engine_options(wanted.engine_args)
     looks = []
     with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
-        for method in methods:
+        for method in wanted.methods:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))
@@ -106,5 +108,6 @@ def _check_outputs(wanted: Wanted) -> None:
             continue
         if not path.parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no directory {path.parent}")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        can_write = os.access(path, os.W_OK) if path.exists() else is_writable(path.parent)
+        if path.is_dir() or not can_write:
             raise ValueError(f"{path} cannot be written: choose another name or directory")

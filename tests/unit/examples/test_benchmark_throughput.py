@@ -12,6 +12,7 @@ import pytest
 
 from anchorprune_vllm.tools.bench.served import served_model
 from anchorprune_vllm.tools.bench.shapes import SHAPES
+from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.cli import _parser
 from tests.support.examples import EXAMPLES
 
@@ -68,12 +69,12 @@ def test_refusals(args: list[str], variables: dict[str, str], words: str) -> Non
 
 
 def test_it_runs_the_papers_budgets() -> None:
-    commands = dry_run("--", "--method", "divprune")
+    commands = dry_run("--", "--methods", "divprune")
     assert [Path(command[-3]).name for command in commands] == list(BUDGETS)
     for command, (name, budgets) in zip(commands, BUDGETS.items(), strict=True):
         args = _parser().parse_args(command[1:])  # as the command itself reads them
         assert (args.budgets, args.concurrency, args.requests) == (budgets, [1, 8, 32], 50)
-        assert (args.out, args.method) == (Path("bench-throughput") / name, ["divprune"])
+        assert (args.out, args.methods) == (Path("bench-throughput") / name, [Method("divprune")])
         assert args.vllm_video_pruning == (name == "qwen2.5-vl-video")
         if name in SHAPES:
             assert (args.media.frames > 1) == (SHAPES[name].media.frames > 1)

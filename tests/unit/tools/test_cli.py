@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,54 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is not a demo model" in line
 
 
+def test_the_systems_errors_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo-model", str(tmp_path / "file" / "model")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("anchorprune: error: ")
+    assert str(tmp_path / "file") in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_stop_a_command(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*args: Any, **options: Any) -> None:
+        signal.raise_signal(number)
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr("anchorprune_vllm.tools.demo_model.make_demo_model", stopped)
+    # As a shell starts background jobs.
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert main(["demo-model", "nowhere"]) == 130
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert capsys.readouterr().err == "anchorprune: stopped\n"
+
+
+@pytest.mark.parametrize("kind", ["serve", "questions"])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "./none"], "there is no model directory './none'"),
+        (["--model", "a/b", "--text-encoder", "none"], "there is no text encoder directory 'none'"),
+        (["--model", "a/b", "--out", "/proc/new"], "--out is /proc/new, and /proc cannot be wri"),
+        (["--model", "a/b", "--scale", "2"], "--scale is for --shape"),
+    ],
+)
+def test_benchmarks_that_cannot_start(
+    kind: str, args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", kind, *args]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("anchorprune: error: ")
+    assert words in line
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -43,12 +93,9 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([*SERVE, "--scale", "nan"], "--scale: 'nan' is not a number from 0.001 to 100"),
         ([*SERVE, "--media", "336"], "--media: '336' is not WIDTHxHEIGHT"),
         ([*SERVE, "--media", "0x336"], "--media: '0x336' is not WIDTHxHEIGHT"),
-        ([*SERVE, "--method", "best"], "--method: invalid choice: 'best'"),
-        ([*SERVE, "--method", "first"], "--method: invalid choice: 'first'"),
-        ([*SERVE, "--budgets", "0"], "--budgets: Budget '0' is not allowed"),
+        ([*SERVE, "--server-args", "a 'b"], '--server-args: "a \'b" cannot be split into words'),
         ([*SERVE, "--concurrency", "1,x"], "--concurrency: 'x' is not a whole number"),
         ([*QUESTIONS, "--questions", "1"], "--questions: give at least 2 questions"),
-        ([*QUESTIONS, "--budget", "8,16"], "--budget: '8,16' is more than one budget"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )

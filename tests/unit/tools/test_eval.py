@@ -30,11 +30,21 @@ class FakeEngines:
         self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
         self.stopped = 0
         self.fail_after: int | None = None
+        self.refuses = ""
+        self.fails_to_start = False
+
+    def check_engine(
+        self, model: str, settings: dict[str, Any] | None, options: dict[str, Any]
+    ) -> None:
+        if settings is not None and self.refuses:
+            raise ValueError(self.refuses)
 
     @contextmanager
     def start_engine(
         self, model: str, settings: dict[str, Any] | None, options: dict[str, Any]
     ) -> Iterator[SimpleNamespace]:
+        if self.fails_to_start:
+            raise RuntimeError("no memory")
         self.started.append(settings)
         self.options.append(options)
         try:
@@ -60,7 +70,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     fake = FakeEngines()
     monkeypatch.setattr(eval_engine, "start_engine", fake.start_engine)
     monkeypatch.setattr(eval_engine, "ask", fake.ask)
-    monkeypatch.setattr("signal.signal", lambda *args: None)
+    monkeypatch.setattr(eval_engine, "check_engine", fake.check_engine)
     return fake
 
 
@@ -146,7 +156,7 @@ def test_what_it_asks_and_writes(
     status = evaluate(
         folder,
         *("--methods", "anchorprune", "anchorprune:tau=0.1"),
-        *("--budgets", "16,8", "--query", "turn,none", "--positions", "compact,native"),
+        *("--budgets", "16", "8", "--query", "turn,none", "--positions", "compact", "native"),
         *("--dtype", "float32", "--engine-args", '{"max_num_seqs": 4}', "--max-tokens", "3"),
     )
     assert status == 0
@@ -206,6 +216,8 @@ def test_goes_on_where_it_was_stopped(
 ) -> None:
     engines.fail_after = 2
     assert evaluate(folder, "--budgets", "8,16,32") == 130
+    words = "anchorprune: stopped; the same command goes on from here"
+    assert capsys.readouterr().err.splitlines()[-1] == words
     assert engines.stopped == len(engines.started) == 2
     engines.fail_after = None
     engines.asked.clear()
@@ -223,7 +235,7 @@ def test_goes_on_where_it_was_stopped(
         (["--max-tokens", "3"], "max_tokens 16, now 3"),
         (["--prompt", "{question} Short!"], "prompt '{question}', now '{question} Short!'"),
         (["--add-special-tokens"], "add_special_tokens False, now True"),
-        (["--data", "scenes", "--limit", "2000"], "data ['mine'], now ['scenes']"),
+        (["--data", "scenes", "--limit", "2000"], "data ['mine'], now ['mine', 'scenes']"),
     ],
 )
 def test_other_settings_need_another_place(
@@ -260,10 +272,11 @@ def test_guesses_have_a_row(folder: Path, engines: FakeEngines) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--data", "nothing"], "unknown data 'nothing'"),
-        (["--methods", "none"], "method must be one of"),
-        (["--methods", "anchorprune:tau=9"], "tau must be a number from 0 to 2"),
+        (["--data", "nothing.jsonl"], "there is no file 'nothing.jsonl', nor is it a built-in"),
         (["--prompt", "what?"], "the prompt 'what?' has no {question} in it"),
+        (["--text-encoder", "./clip"], "there is no text encoder directory './clip'"),
+        (["--out", "/proc/new"], "--out is /proc/new, and /proc cannot be written"),
+        (["--dtype", "half", "--engine-args", '{"dtype": "half"}'], "give one of them"),
     ],
 )
 def test_errors_come_before_the_engine(
@@ -278,6 +291,25 @@ def test_errors_come_before_the_engine(
     assert line.startswith("anchorprune: error: ")
     assert words in line
     assert engines.started == []
+    assert not (folder / "out").exists()
+
+
+def test_an_engine_that_cannot_start_leaves_nothing(
+    folder: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines.refuses = "anchorprune: that cannot be"
+    assert evaluate(folder, "--data", "scenes") == 1
+    assert capsys.readouterr().err == "anchorprune: error: that cannot be\n"
+    assert engines.started == []
+    assert not (folder / "out").exists()
+
+
+def test_an_engine_that_does_not_start_leaves_nothing(
+    folder: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines.fails_to_start = True
+    assert evaluate(folder, "--data", "scenes") == 1
+    assert "anchorprune: error: no memory" in capsys.readouterr().err
     assert not (folder / "out").exists()
 
 
@@ -316,9 +348,8 @@ def test_wrong_models(
         (["--query", "turn,words"], "'words' is not one of turn, last, all, none"),
         (["--positions", "mine"], "'mine' is not one of compact, native"),
         (["--budgets", "0"], "Budget '0' is not allowed"),
-        (["--limit", "some"], "'some' is not a whole number"),
-        (["--engine-args", "{"], "not JSON"),
-        (["--engine-args", "[1]"], "is not a JSON object"),
+        (["--limit", "some"], "--limit: 'some' is not a whole number"),
+        (["--limit", "-1"], "--limit: '-1' is not a whole number of at least 1; 0 or all: all"),
     ],
 )
 def test_wrong_arguments(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,10 @@ def test_sets_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["vqav2"], "unknown data 'vqav2': give easy-vqa, scenes or a file"),
+        (
+            ["vqav2"],
+            "there is no file 'vqav2', nor is it a built-in set: give easy-vqa or scenes, or",
+        ),
         (["scenes", "scenes"], "two data sets are called 'scenes'"),
     ],
 )

@@ -91,7 +91,8 @@ def test_kinds_of_answers() -> None:
 
 def write(folder: Path, *rows: Any) -> Path:
     Image.new("L", (5, 4), 200).save(folder / "one.png")
-    (folder / "two.png").write_text("not a picture")
+    (folder / "two.png").write_bytes((folder / "one.png").read_bytes()[:45])
+    (folder / "words.png").write_text("not a picture")
     path = folder / "questions.jsonl"
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -123,13 +124,15 @@ def test_jsonl_gathers_questions_by_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("{", "line 2: JSONDecodeError"),
-        ("[1]", "line 2: TypeError"),
-        ({"image": "one.png", "answers": ["a"]}, "line 2: KeyError('question')"),
-        ({**GOOD, "answers": "yes"}, "line 2: TypeError(\"answers is 'yes'\")"),
-        ({**GOOD, "question": 5}, "5 is not a text"),
-        ({**GOOD, "answers": []}, "line 2: answers is empty; give at least one"),
+        ("{", "line 2 is not JSON (Expecting property name"),
+        ("[1]", "line 2 is not a JSON object: '[1]'; give lines such as {\"image\": "),
+        ({"image": "one.png", "answers": ["a"]}, "line 2: there is no 'question' in it; give"),
+        ({**GOOD, "answers": "yes"}, "line 2: answers is 'yes': give a list of at least one"),
+        ({**GOOD, "question": 5}, "line 2: question is 5: give a text"),
+        ({**GOOD, "kind": 5}, "line 2: kind is 5: give a text"),
+        ({**GOOD, "answers": []}, "line 2: answers is []: give a list of at least one"),
         ({**GOOD, "image": "none.png"}, "line 2: there is no picture"),
+        ({**GOOD, "image": "words.png"}, "line 2: cannot read the picture"),
     ],
 )
 def test_jsonl_says_what_is_wrong(tmp_path: Path, row: Any, words: str) -> None:
@@ -141,9 +144,9 @@ def test_jsonl_says_what_is_wrong(tmp_path: Path, row: Any, words: str) -> None:
 
 
 def test_jsonl_needs_a_file_with_questions(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no questions"):
+    with pytest.raises(ValueError, match=r"questions\.jsonl is empty: give lines such as"):
         jsonl(write(tmp_path, "", " "))
-    with pytest.raises(ValueError, match=r"cannot read .*nowhere"):
+    with pytest.raises(ValueError, match=r"there is no file .*nowhere"):
         jsonl(tmp_path / "nowhere")
     (tmp_path / "questions.jsonl").write_bytes(b"\xff\xff")
     with pytest.raises(ValueError, match=r"cannot read .*questions\.jsonl"):

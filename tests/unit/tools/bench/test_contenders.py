@@ -4,14 +4,26 @@ from __future__ import annotations
 import pytest
 
 from anchorprune_vllm.tools.bench.contenders import FREE, UNPRUNED, VLLM, Contender, contenders
+from anchorprune_vllm.tools.chosen_methods import parse_methods
 
 
 def test_both_controls_are_in_every_run() -> None:
-    assert contenders(["anchorprune", "divprune"], ["5.6%", "64"], with_vllm=False) == [
+    given = ("anchorprune", "divprune", "anchorprune:tau=0.1")
+    found = contenders(parse_methods(given), ["5.6%", "64"], with_vllm=False)
+    assert found == [
         Contender(UNPRUNED),
-        *(Contender(method, "5.6%") for method in (FREE, "anchorprune", "divprune")),
-        *(Contender(method, "64") for method in (FREE, "anchorprune", "divprune")),
+        *(Contender(method, "5.6%") for method in (FREE, *given)),
+        *(Contender(method, "64") for method in (FREE, *given)),
     ]
+
+
+def test_the_first_tokens_are_free_selection() -> None:
+    assert contenders(parse_methods(["first"]), ["8"], with_vllm=False) == [
+        *(Contender(UNPRUNED), Contender(FREE, "8"))
+    ]
+    assert "first" not in {
+        c.method for c in contenders(parse_methods(["all"]), ["8"], with_vllm=False)
+    }
 
 
 def test_flags() -> None:
@@ -26,19 +38,25 @@ def test_flags() -> None:
     ]
 
 
+def test_flags_of_a_method_with_options() -> None:
+    assert Contender("scope:alpha=0.5", "64").flags(feature_cache_mb=0) == [
+        *("--anchorprune-budget", "64", "--anchorprune-method", "scope"),
+        *("--anchorprune-config", '{"method_options": {"alpha": 0.5}, "feature_cache_mb": 0}'),
+    ]
+    assert Contender("anchorprune:tau=0.1", "64").flags()[-1] == '{"tau": 0.1}'
+
+
 def test_vllms_rate_is_what_it_removes() -> None:
     (own,) = [c for c in contenders([], ["5.6%"], with_vllm=True) if c.method == VLLM]
     assert own.flags() == ["--video-pruning-rate", "0.9440"]
 
 
-@pytest.mark.parametrize(
-    ("methods", "budgets", "with_vllm", "words"),
-    [
-        (["first"], ["8"], False, "method first is free selection, which takes part in every run"),
-        (["nearest"], ["8"], False, "method must be one of anchorprune"),
-        ([], ["5%", "8"], True, "budget 8 is a number of tokens; vLLM's video pruning knows share"),
-    ],
-)
-def test_refusals(methods: list[str], budgets: list[str], with_vllm: bool, words: str) -> None:
+def test_a_method_that_would_not_start() -> None:
+    with pytest.raises(ValueError, match="the method scope fails on an item"):
+        contenders(parse_methods(["scope:alpha=x"]), ["8"], with_vllm=False)
+
+
+def test_vllms_own_pruning_knows_shares_alone() -> None:
+    words = "budget 8 is a number of tokens; vLLM's video pruning knows shares alone"
     with pytest.raises(ValueError, match=words):
-        contenders(methods, budgets, with_vllm=with_vllm)
+        contenders([], ["5%", "8"], with_vllm=True)

@@ -66,10 +66,14 @@ def test_each_concurrency_has_lines_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "No such file"),
-        ("{", "Expecting property name"),
-        ('{"prompt": "x"}', "line 1 has neither content nor prompt and image_files"),
-        ("[]", "line 1 has neither content"),
+        (None, r"there is no file .*data\.jsonl"),
+        ("", r"data\.jsonl is empty: give lines such as"),
+        ('\n{"content": []}\n\n{', r"data\.jsonl, line 4 is not JSON \(Expecting property name"),
+        ('\n{"prompt": "x"}', "line 2 has neither content nor prompt and image_files"),
+        ("[]", r"line 1 is not a JSON object: '\[\]'; give lines such as"),
+        ('{"prompt": "x", "image_files": ["no.png"]}', r"line 1: there is no picture no\.png"),
+        ('{"content": [{"type": "image", "image": "no.png"}]}', r"there is no picture no\.png"),
+        ('{"prompt": "x", "image_files": ["https://a/no.png"]}', "has 1 lines, and the run needs"),
         ('{"content": []}\n' * 12, "has 12 lines, and the run needs 13, each with a picture of"),
     ],
 )

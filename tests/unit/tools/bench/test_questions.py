@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from anchorprune_vllm.tools.asking import Answer
 from anchorprune_vllm.tools.bench import probes, questions
 from anchorprune_vllm.tools.bench.probes import Stages
 from anchorprune_vllm.tools.bench.shapes import Media
+from anchorprune_vllm.tools.chosen_methods import parse_methods
 
 
 class Model:
@@ -45,13 +45,9 @@ def test_each_server_is_asked_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(questions, "ask", ask)
     monkeypatch.setattr(questions, "connect", lambda url: None)
     monkeypatch.setattr(probes, "read_stages", lambda s: Stages(2.0 * next(seconds), 0.5))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     model = Model()
-    try:
-        found = questions.run_questions(model, "anchorprune", "11.1%", 3, tmp_path, "me")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    methods = parse_methods(["anchorprune"])
+    found = questions.run_questions(model, methods, ["11.1%"], 3, tmp_path, "me")
     assert len({picture for picture, _ in asked}) == 1
     assert [text for _, text in asked] == [questions.question(n % 3) for n in range(12)]
     ours = [

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -19,6 +18,7 @@ from anchorprune_vllm.tools.bench.load import KEPT, Load
 from anchorprune_vllm.tools.bench.probes import Stages
 from anchorprune_vllm.tools.bench.serve import Benchmark, run_serve
 from anchorprune_vllm.tools.bench.shapes import Media
+from anchorprune_vllm.tools.chosen_methods import Method
 
 
 class Model:
@@ -42,7 +42,7 @@ class Model:
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     found = Model()
     found.loads = []
     spent = iter(range(1000))
@@ -60,16 +60,13 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
     monkeypatch.setattr(probes, "read_stages", lambda s: Stages(4.0 * next(spent), 1.0, None))
     monkeypatch.setattr(probes, "read_kv_tokens", lambda s: 1000)
     monkeypatch.setattr(probes, "host_bytes", lambda pid: 2**30)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield found
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return found
 
 
 @pytest.fixture
 def wanted(model: Model, tmp_path: Path) -> Benchmark:
     load = Load(model.media, None, 4, 2, 3)
-    return Benchmark(model, load, ["anchorprune"], ["8"], [1, 4], 1, tmp_path, command="me")
+    return Benchmark(model, load, [Method("anchorprune")], ["8"], [1, 4], 1, tmp_path, command="me")
 
 
 UNPRUNED, FREE, OURS = "unpruned", "8 first", "8 anchorprune"
@@ -122,8 +119,7 @@ def test_what_is_wrong_is_found_before_a_server_starts(
     resized = copy(model)
     resized.notes = ["scale 2: other sizes"]
     for change, words in (
-        ({"methods": ["nearest"]}, "method must be one of"),
-        ({"load": replace(wanted.load, data=tmp_path / "none.jsonl")}, "No such file"),
+        ({"load": replace(wanted.load, data=tmp_path / "none.jsonl")}, "there is no file"),
         ({"load": replace(wanted.load, output_tokens=9)}, "are of other settings"),
         ({"with_vllm": True}, "knows shares alone"),
         ({"model": resized}, "are of other settings"),
