@@ -17,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.arguments import budgets, json_object, positive
+from anchorprune_vllm.tools.arguments import budgets, json_object
 from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
 
@@ -25,7 +25,7 @@ from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
 def main() -> None:
     args = read_arguments()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the table is enough
-    asked = [(Image.open(path), text) for path, text in args.ask] or drawn_questions()
+    asked = args.asked or drawn_questions()
     settings: dict[str, Any] = {"budget": args.budgets[-1]}
     options: dict[str, Any] = {}
     model = args.model
@@ -52,7 +52,7 @@ def main() -> None:
         ]
         for picture, question in asked
     ]
-    sampling = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+    sampling = SamplingParams(temperature=0, max_tokens=32)
     columns = []
     for budget in args.budgets:
         outputs = llm.chat(
@@ -107,9 +107,6 @@ def read_arguments() -> argparse.Namespace:
         "100%%,16,4)",
     )
     parser.add_argument(
-        "--max-tokens", type=positive, default=16, help="of an answer (default: 16)", metavar="N"
-    )
-    parser.add_argument(
         "--engine-args",
         type=json_object,
         default={},
@@ -117,9 +114,10 @@ def read_arguments() -> argparse.Namespace:
         help='further arguments of vllm.LLM, such as {"tensor_parallel_size": 2}',
     )
     args = parser.parse_args()
-    for path, _ in args.ask:
-        if not Path(path).is_file():
-            parser.error(f"there is no file {path}: give a picture")
+    try:
+        args.asked = [(Image.open(path).convert("RGB"), question) for path, question in args.ask]
+    except OSError as error:
+        parser.error(f"{error}: give --ask a picture that Pillow can read")
     if args.model is not None and not args.ask:
         parser.error("a model of your own wants pictures of your own: give --ask IMAGE QUESTION")
     return args

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One video, one question: the prompt with all visual tokens, and with a budget of them.
+"""One video, one question: with all visual tokens, and with a budget of them.
 
     python examples/video.py                            # a tiny LLaVA-Video, on a CPU
-    python examples/video.py --model lmms-lab/LLaVA-Video-7B-Qwen2 --budget 512 \\
+    python examples/video.py --model lmms-lab/LLaVA-Video-7B-Qwen2 --budgets 100%,512 \\
         clip.mp4 "What does the man pick up?"
-    python examples/video.py --model Qwen/Qwen2.5-VL-7B-Instruct --budget 20% --frames 64 clip.mp4
+    python examples/video.py --model Qwen/Qwen2.5-VL-7B-Instruct --frames 64 clip.mp4 "Who wins?"
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.tools.arguments import json_object, positive
+from anchorprune_vllm.tools.arguments import budgets, json_object, positive
 from anchorprune_vllm.tools.demo_media import draw_clip
 from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
 
@@ -23,7 +23,7 @@ from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
 def main() -> None:
     args = read_arguments()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the lines below are enough
-    settings: dict[str, Any] = {"budget": args.budget}
+    settings: dict[str, Any] = {"budget": args.budgets[-1]}
     options: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 1}}
     model = args.model
     if model is None:
@@ -46,8 +46,8 @@ def main() -> None:
         {"type": "video_url", "video_url": {"url": url}},
         {"type": "text", "text": args.question},
     ]
-    sampling = SamplingParams(temperature=0, max_tokens=args.max_tokens)
-    for budget in ("100%", args.budget):
+    sampling = SamplingParams(temperature=0, max_tokens=32)
+    for budget in args.budgets:
         (output,) = llm.chat(
             [{"role": "user", "content": content}],
             sampling,
@@ -66,10 +66,10 @@ def as_data_url(video: Path) -> str:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Ask about a video with vLLM's offline engine, unpruned and with a budget of "
+        description="Ask about a video with vLLM's offline engine, at several budgets of "
         "visual tokens. Without arguments: a drawn clip and a tiny LLaVA-Video, on a CPU.",
-        epilog='Example: --model lmms-lab/LLaVA-Video-7B-Qwen2 --budget 512 clip.mp4 "What does '
-        'the man pick up?"',
+        epilog='Example: --model lmms-lab/LLaVA-Video-7B-Qwen2 --budgets 100%,512 clip.mp4 "What '
+        'does the man pick up?"',
     )
     parser.add_argument("video", nargs="?", type=Path, help="a file (default: a drawn clip)")
     parser.add_argument("question", nargs="?", default="What happens in the video?")
@@ -78,19 +78,18 @@ def read_arguments() -> argparse.Namespace:
         help="hub id or path (default: a tiny LLaVA-Video, made in .demo/llava-video)",
     )
     parser.add_argument(
-        "--budget",
-        default="64",
-        metavar="K",
-        help="visual tokens kept of the video: a number, or a share such as 20%% (default: 64)",
+        "--budgets",
+        type=budgets,
+        default=budgets("100%,64"),
+        metavar="K,K,...",
+        help="visual tokens kept of the video: numbers or shares; 100%% is unpruned (default: "
+        "100%%,64)",
     )
     parser.add_argument(
         "--frames",
         type=positive,
         metavar="N",
         help="of the video that are looked at (default: vLLM's, which is 32)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=positive, default=32, help="of an answer (default: 32)", metavar="N"
     )
     parser.add_argument(
         "--engine-args",

@@ -19,10 +19,15 @@ def test_help(name: str) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["offline.py", "--ask", "no.png", "What?"], "there is no file no.png: give a picture"),
+        (
+            ["offline.py", "--ask", "no.png", "What?"],
+            "No such file or directory: 'no.png': give --ask a picture",
+        ),
+        (["offline.py", "--ask", __file__, "What?"], "give --ask a picture that Pillow can read"),
         (["offline.py", "--model", "org/model"], "give --ask IMAGE QUESTION"),
         (["offline.py", "--budgets", "0"], "Budget '0' is not allowed"),
         (["video.py", "no.mp4"], "there is no file no.mp4: give a video"),
+        (["video.py", "--budgets", "16,200%"], "Budget '200%' is not allowed"),
         (["video.py", "--frames", "0"], "'0' is not a whole number of at least 1"),
         (["openai_client.py", "--image", "no.png"], "there is no file no.png: give a picture"),
     ],
