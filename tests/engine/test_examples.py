@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
-from anchorprune_vllm.tools.server import NO_PROXY, tail
+from anchorprune_vllm.tools.server import VllmServer
 from tests.support.examples import Script, run_example
 
 TIMEOUT = 300
@@ -63,47 +58,25 @@ def test_video(tmp_path: Path) -> None:
     assert lines[0][2] != lines[1][2]
 
 
+class ScriptServer(VllmServer):
+    """examples/serve.sh instead of `vllm serve`, on a free port."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__("unused", [], log, start_seconds=TIMEOUT)
+        script = Script("serve.sh", ["MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "HOST", "PORT"])
+        commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._command = [str(script.path)]
+        self._env = script.environment(PORT=str(self.port), PATH=commands)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """examples/serve.sh, on a free port: its base URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = Script("serve.sh", ["MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "HOST", "PORT"])
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    """Its base URL."""
     directory = tmp_path_factory.mktemp("serve")
-    log = directory / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [script.path],
-            cwd=directory,
-            env=script.environment(PORT=str(port), PATH=path),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
-        process.terminate()
-        process.wait(60)
-        _, left = psutil.wait_procs(started, timeout=30)
-        for child in left:
-            child.kill()
-    assert left == []
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        assert process.poll() is None, tail(log)
-        try:
-            NO_PROXY.open(url, timeout=1).close()
-            return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
-    raise AssertionError(f"not ready: {tail(log)}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)  # where the model is made
+        with ScriptServer(directory / "log") as running:
+            yield f"{running.url}/v1"
 
 
 def test_openai_client(server: str, tmp_path: Path) -> None:
