@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make` alone explains the targets. Each of them sets up the environment by itself first.
 
-VENV   ?= .venv
-MODEL  ?= $(DEMO_MODEL)
-BUDGET ?= 16
-PORT   ?= 8000
-SHAPE  ?= llava-1.5
-ARGS   ?=
+VENV  ?= .venv
+SHAPE ?= llava-1.5
+ARGS  ?=
 
-DEMO_MODEL := .demo/trained
 BIN = $(VENV)/bin
 
 # Only for who has not set them. The memory for the KV cache counts on a CPU alone.
@@ -37,15 +33,9 @@ setup: ## virtual environment in .venv: some minutes the first time, then nothin
 demo: setup ## serve a tiny model with pruning, ask it at several budgets, print a table
 	@$(BIN)/anchorprune demo $(ARGS)
 
-# The demo's text encoder is beside its model; for others the plugin knows the pair.
-demo_flags = --anchorprune-text-encoder $(DEMO_MODEL)/clip --served-model-name demo \
-	--dtype float32 --enforce-eager
-serve: setup $(filter $(DEMO_MODEL),$(MODEL)) ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, ARGS)
-	$(BIN)/vllm serve $(MODEL) --port $(PORT) --anchorprune-budget $(BUDGET) \
-		$(if $(filter $(DEMO_MODEL),$(MODEL)),$(demo_flags)) $(ARGS)
-
-$(DEMO_MODEL): | setup
-	@$(BIN)/anchorprune demo-model $@
+# MODEL, BUDGET and the others come from the command line, which make passes on by itself.
+serve: setup ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, ARGS)
+	@VLLM=$(BIN)/vllm ANCHORPRUNE=$(BIN)/anchorprune examples/serve.sh -- $(ARGS)
 
 test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
 	$(BIN)/python -m pytest -m "not engine" $(at_once) $(ARGS) $(or_none_chosen)

@@ -29,21 +29,8 @@ of all. What is there is not measured again: the same command goes on where an e
 END
 }
 
-fail() {
-    printf 'benchmark_throughput.sh: %s\n' "$@" >&2
-    exit 2
-}
-
-dry_run=false
-while [ $# -gt 0 ]; do
-    case $1 in
-        --help | -h) usage && exit 0 ;;
-        --dry-run) dry_run=true ;;
-        --) shift && break ;;
-        *) fail "unknown argument '$1'; those of anchorprune bench serve go behind --" ;;
-    esac
-    shift
-done
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+read_arguments "those of anchorprune bench serve" "$@"
 
 RUNS=${RUNS:-llava-1.5 llava-next qwen2.5-vl llava-video qwen2.5-vl-video}
 CONCURRENT=${CONCURRENT:-1,8,32}
@@ -53,9 +40,7 @@ REPEAT=${REPEAT:-1}
 OUT=${OUT:-bench-throughput}
 ANCHORPRUNE=${ANCHORPRUNE:-anchorprune}
 
-for name in REQUESTS OUTPUT REPEAT; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || fail "$name is '${!name}': give a positive whole number"
-done
+need_whole_numbers REQUESTS OUTPUT REPEAT
 [[ $CONCURRENT =~ ^[1-9][0-9]*(,[1-9][0-9]*)*$ ]] ||
     fail "CONCURRENT is '$CONCURRENT': give positive whole numbers, as 1,8,32"
 
@@ -89,8 +74,7 @@ arguments_of() { # run; sets `arguments`
 
 read -r -a runs <<<"$RUNS"
 for run in "${runs[@]}"; do arguments_of "$run"; done
-$dry_run || command -v "$ANCHORPRUNE" >/dev/null ||
-    fail "there is no '$ANCHORPRUNE': name it, ANCHORPRUNE=/path/to/bin/anchorprune"
+$dry_run || need_command ANCHORPRUNE anchorprune
 
 # --- one after the other: they share the GPU -----------------------------------------------------
 
@@ -98,8 +82,9 @@ failed=()
 for run in "${runs[@]}"; do
     arguments_of "$run"
     command=("$ANCHORPRUNE" bench serve "${arguments[@]}" --concurrency "$CONCURRENT"
-        --requests "$REQUESTS" --output-tokens "$OUTPUT" --repeat "$REPEAT" --out "$OUT/$run" "$@")
-    printf '%q ' "${command[@]}" && echo
+        --requests "$REQUESTS" --output-tokens "$OUTPUT" --repeat "$REPEAT" --out "$OUT/$run"
+        ${further[@]+"${further[@]}"})
+    show "${command[@]}"
     $dry_run || "${command[@]}" || {
         code=$?
         [ $code -ne 130 ] || exit 130

@@ -38,23 +38,10 @@ are left out of the defaults, and MMBench guesses where it cannot read an answer
 END
 }
 
-fail() {
-    printf 'eval_lmms.sh: %s\n' "$@" >&2
-    exit 2
-}
-
-dry_run=false
-while [ $# -gt 0 ]; do
-    case $1 in
-        --help | -h) usage && exit 0 ;;
-        --dry-run) dry_run=true ;;
-        --) shift && break ;;
-        *) fail "unknown argument '$1'; flags of vllm serve go behind --, the rest is in --help" ;;
-    esac
-    shift
-done
-
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/common.sh"
+read_arguments "flags of vllm serve" "$@"
+
 MODEL=${MODEL:-llava-hf/llava-1.5-7b-hf}
 METHODS=${METHODS:-anchorprune}
 CONCURRENT=${CONCURRENT:-32}
@@ -65,9 +52,7 @@ VLLM=${VLLM:-vllm}
 LMMS_EVAL=${LMMS_EVAL:-lmms-eval}
 PYTHON=${PYTHON:-python3}
 
-for name in CONCURRENT PORT START ${LIMIT:+LIMIT}; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || fail "$name is '${!name}': give a positive whole number"
-done
+need_whole_numbers CONCURRENT PORT START ${LIMIT:+LIMIT}
 
 # --- what the paper has for this model -----------------------------------------------------------
 
@@ -107,7 +92,7 @@ case ${MODEL,,} in
         client_args=,pass_video_url=True,max_frames_num=16
         ;;
 esac
-serve_flags+=("$@")
+serve_flags+=(${further[@]+"${further[@]}"})
 
 if [ -z "${TASKS+given}" ] && [ -n "$judged" ]; then
     if [ -n "${OPENAI_API_KEY:-}${AZURE_API_KEY:-}" ]; then
@@ -183,8 +168,6 @@ start_server() { # log, command ...
     done
 }
 
-show() { printf '%q ' "$@" && echo; }
-
 failed=()
 evaluate() { # directory, flags of the pruning ...
     local run=$OUT/$1 left=() task
@@ -236,7 +219,7 @@ if ! $dry_run; then
     command -v "$LMMS_EVAL" >/dev/null ||
         fail "there is no '$LMMS_EVAL': pip install lmms-eval, best in a virtual environment of its" \
             "own, and name it: LMMS_EVAL=/path/to/bin/lmms-eval"
-    command -v "$VLLM" >/dev/null || fail "there is no '$VLLM': name it, VLLM=/path/to/bin/vllm"
+    need_command VLLM vllm
 fi
 
 evaluate full

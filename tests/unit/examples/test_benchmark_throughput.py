@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,10 @@ from anchorprune_vllm.tools.bench.served import served_model
 from anchorprune_vllm.tools.bench.shapes import SHAPES
 from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.cli import _parser
-from tests.support.examples import EXAMPLES
+from tests.support.examples import Script
 
-SCRIPT = EXAMPLES / "benchmark_throughput.sh"
 OURS = ["RUNS", "CONCURRENT", "REQUESTS", "OUTPUT", "REPEAT", "OUT", "ANCHORPRUNE"]
+SCRIPT = Script("benchmark_throughput.sh", OURS)
 BUDGETS = {
     "llava-1.5": ["128", "64", "32"],
     "llava-next": ["640", "320", "160"],
@@ -27,26 +24,8 @@ BUDGETS = {
 }
 
 
-def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in OURS}
-    return subprocess.run(
-        [str(SCRIPT), *args],
-        env=kept | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def dry_run(*args: str, **variables: str) -> list[list[str]]:
-    ended = run("--dry-run", *args, **variables)
-    assert ended.returncode == 0, ended.stderr
-    return [shlex.split(line) for line in ended.stdout.splitlines()]
-
-
 def test_help() -> None:
-    ended = run("--help")
+    ended = SCRIPT.run("--help")
     assert ended.returncode == 0
     assert all(f"  {name}" in ended.stdout for name in OURS)
 
@@ -62,14 +41,14 @@ def test_help() -> None:
     ],
 )
 def test_refusals(args: list[str], variables: dict[str, str], words: str) -> None:
-    ended = run(*args, **variables)
+    ended = SCRIPT.run(*args, **variables)
     assert ended.returncode == 2
     assert words in ended.stderr
     assert ended.stdout == ""
 
 
 def test_it_runs_the_papers_budgets() -> None:
-    commands = dry_run("--", "--methods", "divprune")
+    commands = SCRIPT.dry_run("--", "--methods", "divprune")
     assert [Path(command[-3]).name for command in commands] == list(BUDGETS)
     for command, (name, budgets) in zip(commands, BUDGETS.items(), strict=True):
         args = _parser().parse_args(command[1:])  # as the command itself reads them
@@ -107,7 +86,7 @@ def test_the_tables_are_put_together_and_failures_told(tmp_path: Path) -> None:
     stand_in.chmod(0o755)
     out = tmp_path / "out"
     runs = "llava-1.5 qwen2.5-vl llava-next"
-    ended = run(ANCHORPRUNE=str(stand_in), OUT=str(out), RUNS=runs)
+    ended = SCRIPT.run(ANCHORPRUNE=str(stand_in), OUT=str(out), RUNS=runs)
     assert ended.returncode == 1
     assert "failed: qwen2.5-vl; the same command tries again" in ended.stderr
     assert (out / "table.md").read_text().split() == [

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -19,11 +17,10 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
-from tests.support.examples import EXAMPLES, load_example
+from tests.support.examples import Script, load_example
 
 lmms_table = load_example("lmms_table.py")
 SCORES = lmms_table.SCORES
-SCRIPT = EXAMPLES / "eval_lmms.sh"
 MODELS = {
     "llava-1.5": "llava-hf/llava-1.5-7b-hf",
     "llava-next": "llava-hf/llava-v1.6-vicuna-7b-hf",
@@ -35,36 +32,15 @@ OURS = [
     *("VLLM", "LMMS_EVAL", "PYTHON"),
 ]
 JUDGE = ["OPENAI_API_KEY", "AZURE_API_KEY"]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in [*OURS, *JUDGE]}
-    return kept | variables
-
-
-def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(SCRIPT), *args],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def dry_run(*args: str, **variables: str) -> list[list[str]]:
-    ended = run("--dry-run", *args, **variables)
-    assert ended.returncode == 0, ended.stderr
-    return [shlex.split(line) for line in ended.stdout.splitlines()]
+SCRIPT = Script("eval_lmms.sh", [*OURS, *JUDGE])
 
 
 def test_bash_can_read_it() -> None:
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    subprocess.run(["bash", "-n", SCRIPT.path], check=True)
 
 
 def test_help() -> None:
-    ended = run("--help")
+    ended = SCRIPT.run("--help")
     assert ended.returncode == 0
     assert all(f"  {name}" in ended.stdout or f", {name}" in ended.stdout for name in OURS)
 
@@ -83,7 +59,7 @@ def test_help() -> None:
     ],
 )
 def test_errors(args: list[str], variables: dict[str, str], words: str) -> None:
-    ended = run(*args, **variables)
+    ended = SCRIPT.run(*args, **variables)
     assert ended.returncode == 2
     assert words in ended.stderr
 
@@ -91,7 +67,7 @@ def test_errors(args: list[str], variables: dict[str, str], words: str) -> None:
 @pytest.mark.parametrize("family", MODELS)
 def test_budgets_and_tasks_are_the_papers(family: str) -> None:
     paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
-    commands = dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
+    commands = SCRIPT.dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
     serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
     assert {command[2] for command in serves} == {MODELS[family]}
     budgets = [
@@ -113,7 +89,7 @@ def test_budgets_and_tasks_are_the_papers(family: str) -> None:
 def test_vllm_has_every_flag(family: str) -> None:
     anchorprune_vllm.register()
     parser = make_arg_parser(FlexibleArgumentParser())
-    for command in dry_run("--", "--enforce-eager", MODEL=MODELS[family], BUDGETS="64 10%"):
+    for command in SCRIPT.dry_run("--", "--enforce-eager", MODEL=MODELS[family], BUDGETS="64 10%"):
         if command[0] == "vllm":
             args = parser.parse_args(command[2:])
             assert args.served_model_name == ["served"]
@@ -124,14 +100,14 @@ def test_vllm_has_every_flag(family: str) -> None:
 
 
 def test_judged_tasks_are_left_out_without_a_judge() -> None:
-    ended = run("--dry-run")
+    ended = SCRIPT.run("--dry-run")
     assert "Left out: mmvet" in ended.stderr
     assert "mmvet" not in ended.stdout
-    assert " mmvet " in run("--dry-run", TASKS="gqa mmvet").stdout  # asked for by name
+    assert " mmvet " in SCRIPT.run("--dry-run", TASKS="gqa mmvet").stdout  # asked for by name
 
 
 def test_variables_reach_the_commands() -> None:
-    serve, ask, *_ = dry_run(
+    serve, ask, *_ = SCRIPT.dry_run(
         *("--", "--hf-overrides", '{"a": 1}'),
         **{"MODEL": "some/model", "BUDGETS": "", "TASKS": "gqa", "LIMIT": "7", "PORT": "1234"},
         CONCURRENT="3",
@@ -198,7 +174,7 @@ def left_running(stand_ins: dict[str, str]) -> list[str]:
 
 
 def test_a_run_and_the_same_command_again(stand_ins: dict[str, str]) -> None:
-    first = run(**stand_ins, TASKS="gqa")
+    first = SCRIPT.run(**stand_ins, TASKS="gqa")
     assert first.returncode == 0, first.stderr
     assert "| 16 | anchorprune | 50.0 | 100.0 | – |" in first.stdout
     out = Path(stand_ins["OUT"])
@@ -206,24 +182,24 @@ def test_a_run_and_the_same_command_again(stand_ins: dict[str, str]) -> None:
     assert "--anchorprune-budget" not in (out / "full" / "server.txt").read_text()
     assert (out / "table.md").read_text() in first.stdout
     assert left_running(stand_ins) == []
-    second = run(**stand_ins, TASKS="gqa")
+    second = SCRIPT.run(**stand_ins, TASKS="gqa")
     assert second.returncode == 0
     assert second.stdout.count("all there") == 2
     assert "vllm serve" not in second.stdout
-    assert run("--dry-run", **stand_ins, TASKS="gqa pope").stdout.count("--tasks") == 2
+    assert SCRIPT.run("--dry-run", **stand_ins, TASKS="gqa pope").stdout.count("--tasks") == 2
 
 
 def test_results_of_other_settings_are_not_taken_for_these(stand_ins: dict[str, str]) -> None:
-    assert run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
+    assert SCRIPT.run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
     for args, variables in (([], {}), (["--", "--dtype", "half"], {"LIMIT": "3"})):
-        ended = run(*args, **stand_ins, TASKS="gqa", **variables)
+        ended = SCRIPT.run(*args, **stand_ins, TASKS="gqa", **variables)
         assert ended.returncode == 2
         assert "results of other settings" in ended.stderr
-    assert run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
+    assert SCRIPT.run(**stand_ins, TASKS="gqa", LIMIT="3").returncode == 0
 
 
 def test_failures_are_no_results_and_do_not_stop_the_rest(stand_ins: dict[str, str]) -> None:
-    ended = run(**stand_ins, TASKS="mme silent gqa")
+    ended = SCRIPT.run(**stand_ins, TASKS="mme silent gqa")
     assert ended.returncode == 1
     assert "mme failed" in ended.stderr
     assert "silent failed" in ended.stderr
@@ -238,7 +214,7 @@ def test_failures_are_no_results_and_do_not_stop_the_rest(stand_ins: dict[str, s
 
 
 def test_a_server_that_ends_is_said(stand_ins: dict[str, str]) -> None:
-    ended = run("--", "--die", **stand_ins, TASKS="gqa")
+    ended = SCRIPT.run("--", "--die", **stand_ins, TASKS="gqa")
     assert ended.returncode == 2
     assert "no such model" in ended.stderr
     assert "vllm serve ended; its last lines are above" in ended.stderr
@@ -253,7 +229,7 @@ def test_a_taken_port_is_said(stand_ins: dict[str, str]) -> None:
                     if probe.connect_ex(("127.0.0.1", int(stand_ins["PORT"]))) == 0:
                         break
                 time.sleep(0.05)
-            ended = run(**stand_ins, TASKS="gqa")
+            ended = SCRIPT.run(**stand_ins, TASKS="gqa")
         finally:
             other.kill()
     assert ended.returncode == 2
@@ -262,8 +238,8 @@ def test_a_taken_port_is_said(stand_ins: dict[str, str]) -> None:
 
 def test_interrupted_it_leaves_nothing_running(stand_ins: dict[str, str]) -> None:
     process = subprocess.Popen(
-        [SCRIPT],
-        env=environment(**stand_ins, TASKS="slow"),
+        [SCRIPT.path],
+        env=SCRIPT.environment(**stand_ins, TASKS="slow"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CONTRIBUTING.md and CHANGELOG.md speak of what is there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from anchorprune_vllm import methods
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "anchorprune_vllm"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+PROSE = re.sub(r"^```.*?^```", "", CONTRIBUTING, flags=re.MULTILINE | re.DOTALL)
+QUOTED = sorted(set(re.findall(r"`([^`]+)`", PROSE)))
+IS_PATH = re.compile(r"[\w./-]+/|[\w./-]+\.(py|md|sh|toml|yaml)|docker/[\w-]+")
+PATHS = [quoted for quoted in QUOTED if IS_PATH.fullmatch(quoted)]
+IS_NAME = re.compile(r"@?(\w+\.)*(\w+)(\(.*\))?")
+NAMES = [quoted for quoted in QUOTED if quoted not in PATHS and IS_NAME.fullmatch(quoted)]
+OF_PYTHON = {"if"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_files_and_folders_exist(path: str) -> None:
+    """From the repository's root, or from the package's."""
+    found = [at / path for at in (ROOT, PACKAGE) if (at / path).exists()]
+    assert found
+    assert not path.endswith("/") or found[0].is_dir()
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - OF_PYTHON))
+def test_names_occur_in_the_code(name: str) -> None:
+    last = IS_NAME.fullmatch(name)[2]
+    assert re.search(rf"\b{last}\b", sources()), f"nothing is called {last}"
+
+
+@cache
+def sources() -> str:
+    files = [*PACKAGE.rglob("*.py"), *ROOT.glob("tests/**/conftest.py"), ROOT / "Makefile"]
+    files += [*ROOT.glob("tests/engine/*.py"), *ROOT.glob("tests/support/**/*.py")]
+    files.append(ROOT / "pyproject.toml")
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def test_the_map_has_every_file_and_folder_of_the_package() -> None:
+    table = CONTRIBUTING.split("## The map")[1].split("\n## ")[0]
+    there = {
+        path.name + "/" * path.is_dir()
+        for path in PACKAGE.iterdir()
+        if path.name != "__init__.py" and (path.suffix == ".py" or (path / "__init__.py").exists())
+    }
+    assert sorted(name for name in there if f"`{name}`" not in table) == []
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z-]+)(?=\s)", "\n".join(code_of(CONTRIBUTING))))
+    assert named
+    assert named <= targets
+
+
+def code_of(text: str) -> list[str]:
+    """What is set as code."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [*blocks, *(f"{words} " for words in QUOTED)]
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (first, *_) = re.findall(r"^## \[([^\]]+)\]", CHANGELOG, re.MULTILINE)
+    assert first == project["version"]
+
+
+def test_the_changelog_has_every_method() -> None:
+    written = CHANGELOG.lower()
+    assert [name for name in methods.names() if name not in written] == []

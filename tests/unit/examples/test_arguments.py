@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Python examples say before they start anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.examples import run_example
+
+
+@pytest.mark.parametrize("name", ["offline.py", "openai_client.py", "video.py"])
+def test_help(name: str) -> None:
+    ended = run_example(name, "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert "Without arguments:" in ended.stdout
+    assert "%%" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            ["offline.py", "--ask", "no.png", "What?"],
+            "No such file or directory: 'no.png': give --ask a picture",
+        ),
+        (["offline.py", "--ask", __file__, "What?"], "give --ask a picture that Pillow can read"),
+        (["offline.py", "--model", "org/model"], "give --ask IMAGE QUESTION"),
+        (["offline.py", "--budgets", "0"], "Budget '0' is not allowed"),
+        (["video.py", "no.mp4"], "there is no file no.mp4: give a video"),
+        (["video.py", "--budgets", "16,200%"], "Budget '200%' is not allowed"),
+        (["video.py", "--frames", "0"], "'0' is not a whole number of at least 1"),
+        (["openai_client.py", "--image", "no.png"], "there is no file no.png: give a picture"),
+    ],
+)
+def test_refusals(command: list[str], words: str) -> None:
+    ended = run_example(*command)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_no_server() -> None:
+    ended = run_example("openai_client.py", "--base-url", "http://127.0.0.1:9/v1")
+    assert ended.returncode == 1
+    assert (
+        "no server answers at http://127.0.0.1:9/v1: start one (examples/serve.sh" in ended.stderr
+    )
+    assert "Traceback" not in ended.stderr
