@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CONTRIBUTING.md and CHANGELOG.md speak of what is there."""
+"""README, CONTRIBUTING and CHANGELOG speak of what is there."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm import methods
+from anchorprune_vllm import PruneConfig, methods
+from anchorprune_vllm.tools.cli import _parser
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anchorprune_vllm"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
@@ -80,3 +83,39 @@ def test_the_changelog_begins_with_this_version() -> None:
 def test_the_changelog_has_every_method() -> None:
     written = CHANGELOG.lower()
     assert [name for name in methods.names() if name not in written] == []
+
+
+TROUBLES = re.findall(r"^\| `([^`]+)` \|", README.split("## Troubleshooting")[1], re.MULTILINE)
+OF_VLLM = {
+    "unrecognized arguments: --anchorprune-budget",
+    "Per-request mm_processor_kwargs are disabled by default",
+}
+
+
+@pytest.mark.parametrize("text", sorted({*TROUBLES} - OF_VLLM))
+def test_error_texts_are_those_of_the_package(text: str) -> None:
+    joined = re.sub(r'"\s+f?"', "", sources())  # strings that go on in the next line
+    # What was given differs from case to case: it is quoted, or in parentheses.
+    for part in re.split(r"'[^']*'(?: \([^)]*\))?|…", text):
+        assert part.strip() in joined
+
+
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+LINES = "".join(BLOCKS).replace("\\\n", " ").splitlines()
+COMMANDS = [line for line in LINES if line.startswith("anchorprune ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: str) -> None:
+    assert _parser().parse_args(shlex.split(command, comments=True)[1:])
+
+
+def test_tables_of_settings_and_methods_are_complete() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \|", README, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    by_flag = {"budget", "video_budget", "method", "query", "text_encoder"}
+    settings = set(PruneConfig.__dataclass_fields__) - by_flag
+    assert {*settings, *methods.names()} - told == set()
+    assert {f"--anchorprune-{name.replace('_', '-')}" for name in by_flag} <= {
+        name.split()[0] for name in told
+    }

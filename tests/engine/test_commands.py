@@ -114,3 +114,27 @@ def test_bench_serve(tmp_path: Path) -> None:
         assert one["memory_bytes"] > 2**29
     assert "of free selection's" in (tmp_path / "out" / "table.md").read_text()
     assert (tmp_path / "out" / "budget.png").exists()
+
+
+def test_bench_profile(tmp_path: Path) -> None:
+    """Three engines of a very small shape."""
+    command = [
+        *(sys.executable, "-m", "anchorprune_vllm.tools.cli", "bench", "profile"),
+        *("--shape", "llava-1.5", "--scale", "0.004", "--requests", "2"),
+        *("--out", str(tmp_path / "out"), "--models", str(tmp_path / "models")),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "one request up to its first token" in ended.stdout
+    unpruned, free, ours = json.loads((tmp_path / "out" / "profile.json").read_text())["profiles"]
+    assert unpruned["prompt_tokens"] - ours["prompt_tokens"] == 576 - 64
+    spent = {one["name"]: one["milliseconds"] for one in (unpruned, free, ours)}
+    everywhere = {stage for stage, time in spent["unpruned"].items() if time > 0}
+    assert len(everywhere) == 5
+    assert {stage for stage, time in spent["anchorprune, 11.1%"].items() if time > 0} == {
+        *everywhere,
+        "selection",
+        "question's text encoder, relevance",
+    }
+    prefill = [one["language model"] for one in spent.values()]
+    assert prefill[0] > max(prefill[1:])

@@ -35,6 +35,7 @@ def add_bench(commands: Any) -> None:
     _add_parts(kinds)
     _add_serve(kinds)
     _add_questions(kinds)
+    _add_profile(kinds)
 
 
 def _add_parts(kinds: Any) -> None:
@@ -137,6 +138,24 @@ def _add_questions(kinds: Any) -> None:
     command.set_defaults(run=_questions)
 
 
+def _add_profile(kinds: Any) -> None:
+    command = kinds.add_parser(
+        "profile",
+        help="where the time of one request goes",
+        usage=_USAGE,
+        description="Take the time of one request up to its first token apart, stage by stage: "
+        "unpruned, with free selection, and with each method at each budget, each in an engine in "
+        "this process. Writes DIR/profile.json.",
+    )
+    _add_model(command)
+    add_methods(command)
+    add_budgets(command, "11.1%")
+    command.add_argument(
+        "--requests", type=positive, default=12, metavar="N", help="of each (default: 12)"
+    )
+    command.set_defaults(run=_profile)
+
+
 def _add_model(command: Any) -> None:
     """What is served, and where results go."""
     which = command.add_mutually_exclusive_group(required=True)
@@ -226,6 +245,14 @@ def _questions(args: argparse.Namespace) -> None:
 
     command = shlex.join(["anchorprune", *args.given])
     run_questions(model, args.methods, args.budgets, args.questions, out, command)
+
+
+def _profile(args: argparse.Namespace) -> None:
+    out, model = _out(args), _served_model(args)
+    from anchorprune_vllm.tools.bench.profile import run_profile
+
+    command = shlex.join(["anchorprune", *args.given])
+    run_profile(model, args.methods, args.budgets, args.requests, out, command)
 
 
 def _served_model(args: argparse.Namespace) -> ServedModel:

@@ -59,7 +59,7 @@ def test_signals_stop_a_command(
     assert capsys.readouterr().err == "anchorprune: stopped\n"
 
 
-@pytest.mark.parametrize("kind", ["serve", "questions"])
+@pytest.mark.parametrize("kind", ["serve", "questions", "profile"])
 @pytest.mark.parametrize(
     ("args", "words"),
     [
