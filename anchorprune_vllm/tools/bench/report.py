@@ -59,12 +59,12 @@ def as_markdown(
     results: Results, title: str, notes: Sequence[str], flops: Flops | None = None
 ) -> str:
     """A table for each concurrency, and one with the columns of the paper's."""
-    rounds = len({m.round for m in results.measurements})
     parts = [f"# {title}", *(f"- {note}" for note in notes)]
-    parts.append(f"- median of {rounds} rounds" if rounds > 1 else "- one round")
     for concurrency in results.concurrencies():
         requests = "request" if concurrency == 1 else "requests"
-        parts += [f"\n## {concurrency} {requests} at once\n", _table(results, concurrency)]
+        rounds = len({m.round for m in results.measurements if m.concurrency == concurrency})
+        taken = f"median of {rounds} rounds" if rounds > 1 else "one round"
+        parts += [f"\n## {concurrency} {requests} at once, {taken}\n", _table(results, concurrency)]
     parts += ["\n## As in the paper's efficiency table\n", _paper_table(results, flops)]
     return "\n".join(parts) + "\n"
 
