@@ -45,7 +45,7 @@ def _add_parts(kinds: Any) -> None:
         description="Time token selection side by side with a straightforward loop of the same "
         "method, with and without crops, and as a share of a vision-tower call; received attention "
         "against the tower that it is taken from; videos of two lengths; and the peak memory of "
-        "pruned and unpruned calls. Nine minutes on two CPU cores.",
+        "pruned and unpruned calls. Eight minutes on two CPU cores.",
     )
     command.add_argument(
         "--repeats",
@@ -206,9 +206,10 @@ def _add_model(command: Any) -> None:
 
 
 def _parts(args: argparse.Namespace) -> None:
-    # vLLM and torch's profiler would write between the tables.
+    # vLLM, torch's profiler and transformers would write between the tables.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.tools.bench.parts import run_parts
 
     run_parts(args.repeats)

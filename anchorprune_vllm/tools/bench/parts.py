@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 from anchorprune_vllm.tools.bench import attention, selection
 from anchorprune_vllm.tools.bench.attention import measure_received_attention
@@ -25,6 +26,7 @@ _LENGTHS = (576, 1024, 2048, 4096, 8192, 16384)
 def run_parts(repeats: int) -> None:
     """Print all tables, each as soon as it is measured."""
     console = Console()
+    disable_progress_bar()  # of weights being loaded, between the tables
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     torch.manual_seed(0)
