@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 TIMEOUT = 240
 
@@ -129,12 +130,9 @@ def test_bench_profile(tmp_path: Path) -> None:
     unpruned, free, ours = json.loads((tmp_path / "out" / "profile.json").read_text())["profiles"]
     assert unpruned["prompt_tokens"] - ours["prompt_tokens"] == 576 - 64
     spent = {one["name"]: one["milliseconds"] for one in (unpruned, free, ours)}
-    everywhere = {stage for stage, time in spent["unpruned"].items() if time > 0}
-    assert len(everywhere) == 5
-    assert {stage for stage, time in spent["anchorprune, 11.1%"].items() if time > 0} == {
-        *everywhere,
-        "selection",
-        "question's text encoder, relevance",
-    }
-    prefill = [one["language model"] for one in spent.values()]
-    assert prefill[0] > max(prefill[1:])
+    ours_alone = {"selection", "question's text encoder, relevance"}
+    for name, stages in spent.items():
+        assert {stage for stage, time in stages.items() if time == 0} == (
+            ours_alone if name == "unpruned" else set()
+        )
+        assert stages.pop("all") == pytest.approx(sum(stages.values()), rel=0.2)

@@ -144,8 +144,8 @@ def _add_profile(kinds: Any) -> None:
         help="where the time of one request goes",
         usage=_USAGE,
         description="Take the time of one request up to its first token apart, stage by stage: "
-        "unpruned, with free selection, and with each method at each budget, each in an engine in "
-        "this process. Writes DIR/profile.json.",
+        "unpruned, with free selection, and with each method at each budget, in engines in this "
+        "process that are asked in turns. Writes DIR/profile.json.",
     )
     _add_model(command)
     add_methods(command)
