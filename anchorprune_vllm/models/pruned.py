@@ -120,7 +120,7 @@ class PrunedModel:
                 max_encoder_tokens=self._max_encoder_tokens,
                 metrics=selection_metrics(vllm_config, config),
             )
-            # What is compiled on first use, is so now, and not while a request waits.
+            # Selection is compiled on first use: now, and not while a request waits.
             method.select([small_item(vllm_config.device_config.device)])
 
     @classmethod

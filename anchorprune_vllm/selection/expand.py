@@ -16,10 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import distances, half_squares, to_distances
+from anchorprune_vllm.selection.cosine import half_squares, to_distances
 
 FARTHEST = 2.0
 """The largest cosine distance there is."""
+
+_ANCHORS_AT_ONCE = 256
 
 
 class Worth(NamedTuple):
@@ -39,7 +41,7 @@ class Worth(NamedTuple):
 
 
 def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
-    """Distance of every token to the nearest anchor token, by one N x A product.
+    """Distance of every token to the nearest anchor token.
 
     Without an anchor it is the farthest there is: the first choice then goes by
     importance alone, and the distances to that choice replace it everywhere.
@@ -52,12 +54,19 @@ def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
     Returns:
         [B, N] float64.
     """
-    if most == 0:
-        return rows.new_full(anchor.shape, FARTHEST)
+    novelty = rows.new_full(anchor.shape, FARTHEST)
     there, index = anchor.to(torch.uint8).sort(dim=1, descending=True, stable=True)
-    anchors = rows.take_along_dim(index[:, :most, None], 1)  # [B, most, D], the rest is filler
-    filler = there[:, None, :most] == 0
-    return distances(rows, anchors).masked_fill_(filler, FARTHEST).amin(2)
+    halves = half_squares(rows)
+    # Some at a time: with a large budget, all products would be a matter of N x N.
+    for start in range(0, most, _ANCHORS_AT_ONCE):
+        some = slice(start, min(start + _ANCHORS_AT_ONCE, most))
+        products = torch.bmm(rows, rows.take_along_dim(index[:, some, None], 1).mT)
+        found = to_distances(
+            products, halves[:, :, None], halves.gather(1, index[:, some])[:, None]
+        )
+        filler = there[:, None, some] == 0  # an item may have fewer than `most`
+        novelty = novelty.minimum(found.masked_fill_(filler, FARTHEST).amin(2))
+    return novelty
 
 
 def greedy_expansion(

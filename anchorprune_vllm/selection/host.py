@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+_TASKS = Path("/proc/self/task")
 _Result = TypeVar("_Result")
 
 
@@ -23,7 +26,17 @@ def in_parallel(function: Callable[..., _Result], *arguments: Sequence[Any]) -> 
 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="anchorprune")
+    return ThreadPoolExecutor(count, "anchorprune", initializer=_use_all_cores)
+
+
+def _use_all_cores() -> None:
+    """Let a thread run on the cores of all threads of this process.
+
+    vLLM binds a CPU worker's threads to a core each, and the main thread hands on its own.
+    """
+    if _TASKS.exists():
+        tasks = [int(task.name) for task in _TASKS.iterdir()]
+        os.sched_setaffinity(0, set().union(*map(os.sched_getaffinity, tasks)))
 
 
 def reads_are_free(tensor: Tensor) -> bool:

@@ -137,6 +137,7 @@ def _expand_on_host(
 ) -> list[KeptTokens]:
     """Stage 2 item by item: each stays in its core's cache, and works on no padding."""
 
+    @torch.no_grad()  # the caller's is of its own thread
     def expand(item: Candidates, anchor: Tensor) -> KeptTokens:
         worth = _worth(item, params.stage2)
         steps = min(item.budget, len(anchor)) - int(anchor.sum())

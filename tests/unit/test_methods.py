@@ -202,6 +202,7 @@ def test_options_may_be_as_small_and_as_large_as_makes_sense(name, options):
         ("visionzip", {"contextual_share": -0.01}),
         ("visionzip", {"contextual_share": 1.01}),
         ("prumerge+", {"neighbours": 1.5}),
+        ("prumerge+", {"neighbours": 40.5}),  # more than the small item has
         ("prumerge+", {"neighbours": -1}),
         ("vispruner", {"important_ratio": -0.01}),
         ("vispruner", {"important_ratio": 1.01}),

@@ -27,6 +27,8 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     important token in it. A budget of 1 is the most important token alone.
     """
     assert item.keys is not None
+    if not isinstance(neighbours, int) or neighbours < 0:
+        raise ValueError(f"neighbours is {neighbours!r}; give a whole number from 0")
     tokens, total = len(item.features), count(item)
     ranked = by_score(item.importance)
     if total in (1, tokens):

@@ -96,9 +96,7 @@ def _expand(
         kept_half[place] = _unit_row(features[anchor[place]], kept[place], kept_coarse[place])
     best = _tournament(score)
 
-    # Two rows off by half a step in each entry change their product by sqrt(width) / COARSE, to
-    # first order. A tenth more is ample for the rest, and for lengths that are not quite 1.
-    error = 1.1 * np.sqrt(width) / COARSE
+    error = _coarse_error(width)
     while count < len(kept):
         token = best[1]
         if compared[token] == count:
@@ -147,6 +145,16 @@ def _unit_row(features: _Floats, row: _Floats, coarse: _Numbers) -> float:
     for d in range(len(row)):
         coarse[d] = np.rint(row[d] * COARSE)
     return _product(row, row) / 2 or 0.5
+
+
+@_compiled
+def _coarse_error(width: int) -> float:
+    """By how much 1 - coarse product may be off from the distance.
+
+    Two rows off by half a step in each entry change their product by sqrt(width) / COARSE, to first
+    order. A tenth more is ample for the rest, and for lengths that are not quite 1.
+    """
+    return 1.1 * np.sqrt(width) / COARSE
 
 
 @_compiled

@@ -40,24 +40,25 @@ def lazy_expansion(
     score = worth.of(novelty).masked_fill_(taken, -torch.inf)
     choices = torch.full((items, most), tokens, device=rows.device)
     blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(triton.cdiv(tokens, SIZES["BLOCK_TOKENS"])))
-    expand[(items,)](
-        rows.float(),  # exact: multiples of 2^-24
-        half_squares(rows),
-        worth.factor.contiguous(),
-        score if worth.addend is None else worth.addend.contiguous(),
-        score,
-        novelty.clone(memory_format=torch.contiguous_format),
-        torch.zeros_like(score, dtype=torch.int32),
-        steps,
-        choices,
-        tokens,
-        width,
-        most,
-        FARTHEST,
-        HAS_ADDEND=worth.addend is not None,
-        BLOCKS=blocks,
-        **SIZES,
-    )
+    with torch.cuda.device_of(rows):
+        expand[(items,)](
+            rows.float(),  # exact: multiples of 2^-24
+            half_squares(rows),
+            worth.factor.contiguous(),
+            score if worth.addend is None else worth.addend.contiguous(),
+            score,
+            novelty.clone(memory_format=torch.contiguous_format),
+            torch.zeros_like(score, dtype=torch.int32),
+            steps,
+            choices,
+            tokens,
+            width,
+            most,
+            FARTHEST,
+            HAS_ADDEND=worth.addend is not None,
+            BLOCKS=blocks,
+            **SIZES,
+        )
     return choices
 
 

@@ -211,6 +211,14 @@ def test_no_gradient_is_recorded_and_the_indices_serve_training():
     assert features.grad.sum() == 20 * 24
 
 
+def test_no_gradient_is_recorded_in_a_batch(monkeypatch):
+    """On several threads: what is off in one of them is on in the others."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    items = [random_item(seed, 60, 20) for seed in range(3)]
+    asking = [item._replace(importance=item.importance.requires_grad_()) for item in items]
+    assert as_lists(anchor_prune_batch(asking)) == as_lists(map(prune, items))
+
+
 def test_no_items():
     assert select_batch([], PARAMS) == []
     assert anchor_prune_batch([]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -99,6 +100,23 @@ def test_copies_of_kept_tokens_tie(expand: kernels.HostExpansion) -> None:
     found = expand(features, worth, torch.arange(60) < 10, 49).tolist()
     assert sorted(found[:20]) == list(range(40, 60))
     assert found[20:] == list(range(10, 39))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 64, 1024, 3584])
+def test_the_coarse_products_are_as_near_as_is_said(width: int) -> None:
+    """And not much nearer: rows of equal entries are all off in the same way."""
+    drawn = torch.randn(40, width, generator=torch.Generator().manual_seed(width))
+    rows = torch.cat([drawn, drawn.sign(), drawn.sign() + 0.01 * drawn]).numpy()
+    unit, coarse = np.empty_like(rows), np.empty(rows.shape, np.int16)
+    halves = [cpu._unit_row(*each) for each in zip(rows, unit, coarse, strict=True)]
+    said, most = cpu._coarse_error(width), 0.0
+    for one in range(len(rows)):
+        for other in range(len(rows)):
+            distance = halves[one] + halves[other] - cpu._product(unit[one], unit[other])
+            rough = 1 - cpu._coarse_product(coarse[one], coarse[other]) / cpu.COARSE**2
+            most = max(most, rough - distance)
+    assert most <= said
+    assert most > 0.01 * said or width == 1
 
 
 def test_vllm_may_look_into_all_modules_beside_numba() -> None:

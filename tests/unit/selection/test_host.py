@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of the host, where others have bound them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+BOUND = """
+import os, time, torch
+torch.randn(2000, 2000) @ torch.randn(2000, 2000)  # starts torch's own threads
+from anchorprune_vllm.selection.host import in_parallel
+
+def cores(_):
+    time.sleep(0.2)
+    return sorted(os.sched_getaffinity(0))
+
+print(sorted(os.sched_getaffinity(0)), in_parallel(cores, [1, 2]))
+"""
+
+
+def test_items_run_on_all_cores_of_a_bound_process() -> None:
+    """As vLLM binds a CPU worker's threads, a core each."""
+    one, *others = sorted(os.sched_getaffinity(0))[:2]
+    cores = [one, *others]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "2",
+        "GOMP_CPU_AFFINITY": " ".join(map(str, cores)),
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", BOUND], env=env, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == f"{[one]} {[cores, cores]}".split()
