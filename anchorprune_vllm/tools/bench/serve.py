@@ -134,13 +134,7 @@ def _memory(stages: probes.Stages, server: VllmServer) -> int:
 
 def flops_of(model: ServedModel) -> report.Flops | None:
     """The formula for a model, if its architecture is known."""
-    try:
-        config = model.hf_config()
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot read the config of {model.path} ({str(error).splitlines()[0]}): give the hub "
-            "id or the path of a checkpoint"
-        ) from error
+    config = model.hf_config()
     tower, language_model = tower_of(config), language_model_of(config)
     size = model.media
 
