@@ -114,7 +114,8 @@ def _add_serve(kinds: Any) -> None:
     command.add_argument(
         "--vllm-video-pruning",
         action="store_true",
-        help="compare with vLLM's own --video-pruning-rate too (videos, and models that vLLM prunes, as Qwen2.5-VL)",
+        help="compare with vLLM's own --video-pruning-rate too (clips, and a model that vLLM "
+        "prunes, as Qwen2.5-VL)",
     )
     command.set_defaults(run=_serve, when_stopped="; the same command goes on from here")
 

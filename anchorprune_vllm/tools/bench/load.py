@@ -70,7 +70,7 @@ class Load:
         return [(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
 
     def check(self, concurrencies: Sequence[int]) -> None:
-        """Raise ValueError for a file that cannot be read, has too few lines, or repeats pictures."""
+        """Raise ValueError for a file that is unreadable, too short, or repeats a picture."""
         if self.data is None:
             return
         lines = read_json_lines(self.data, EXAMPLE)

@@ -92,7 +92,10 @@ def test_files_that_do_not_do(tmp_path: Path, text: str | None, words: str) -> N
     ("again", "words"),
     [
         ('"image_files": ["IN/a.png"]', r"line 4: the picture .*/a\.png is that of line 1"),
-        ('"image_files": ["IN/c.png", "IN/copy.png"]', r"the picture .*/copy\.png is that of line 1"),
+        (
+            '"image_files": ["IN/c.png", "IN/copy.png"]',
+            r"the picture .*/copy\.png is that of line 1",
+        ),
         ('"image_files": ["http://x/b"]', "line 4: the picture http://x/b is that of line 2"),
         ('"content": [{"image": "IN/a.png"}]', r"a\.png is that of line 1"),
         ('"content": [{"image_url": "IN/a.png"}]', r"a\.png is that of line 1"),
