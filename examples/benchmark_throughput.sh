@@ -78,6 +78,7 @@ $dry_run || need_command ANCHORPRUNE anchorprune
 
 # --- one after the other: they share the GPU -----------------------------------------------------
 
+$dry_run || mkdir -p "$OUT" # runs that fail early make none
 failed=()
 for run in "${runs[@]}"; do
     arguments_of "$run"

@@ -114,7 +114,8 @@ def _add_serve(kinds: Any) -> None:
     command.add_argument(
         "--vllm-video-pruning",
         action="store_true",
-        help="compare with vLLM's own --video-pruning-rate too (Qwen2.5-VL and videos)",
+        help="compare with vLLM's own --video-pruning-rate too (clips, and a model that vLLM "
+        "prunes, as Qwen2.5-VL)",
     )
     command.set_defaults(run=_serve, when_stopped="; the same command goes on from here")
 
@@ -223,6 +224,8 @@ def _serve(args: argparse.Namespace) -> None:
     own = args.shape == "qwen2.5-vl" and model.media.frames > 1
     if args.vllm_video_pruning and model.media.frames == 1:
         raise ValueError("--vllm-video-pruning needs clips: give --media WxHxFRAMES")
+    if args.vllm_video_pruning:
+        model.check_vllm_prunes()
     run_serve(
         Benchmark(
             model=model,

@@ -45,12 +45,17 @@ class Contender:
         ]
 
 
+def check_methods(methods: Sequence[Method], budgets: Sequence[str]) -> None:
+    """Raise ValueError for a method that a server would not start with."""
+    for method in methods:
+        check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
+
+
 def contenders(
     methods: Sequence[Method], budgets: Sequence[str], *, with_vllm: bool
 ) -> list[Contender]:
     """The two controls, and the methods at each budget; ValueError for what would not start."""
-    for method in methods:
-        check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
+    check_methods(methods, budgets)
     for budget in budgets:
         if with_vllm and not budget.endswith("%"):
             raise ValueError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorprune_vllm.tools.bench.shapes import Media
-from anchorprune_vllm.tools.json_lines import read_json_lines
+from anchorprune_vllm.tools.json_lines import JsonLine, read_json_lines
 from anchorprune_vllm.tools.server import VllmServer, tail
 
 SERVED_NAME = "bench"
@@ -69,7 +70,7 @@ class Load:
         return [(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
 
     def check(self, concurrencies: Sequence[int]) -> None:
-        """Raise ValueError if the file cannot be read, or has too few lines."""
+        """Raise ValueError for a file that is unreadable, too short, or repeats a picture."""
         if self.data is None:
             return
         lines = read_json_lines(self.data, EXAMPLE)
@@ -79,8 +80,8 @@ class Load:
                     f"{self.data}, line {line.number} has neither content nor prompt and "
                     f"image_files; give lines such as {EXAMPLE}"
                 )
-            for image in _files_of(line.row):
-                if not Path(image).is_file():
+            for image in _images_of(line.row):
+                if not _ADDRESS.match(image) and not Path(image).is_file():
                     raise ValueError(
                         f"{self.data}, line {line.number}: there is no picture {image}"
                     )
@@ -90,15 +91,46 @@ class Load:
                 f"{self.data} has {len(lines)} lines, and the run needs {needed}, each with a "
                 "picture of its own: give more, or lower --requests or --concurrency"
             )
+        self._check_repeated(lines[:needed])
+
+    def _check_repeated(self, lines: Sequence[JsonLine]) -> None:
+        """Raise ValueError if two of the lines that are used share a picture.
+
+        Caches keep it: unpruned, vLLM's prefix cache saves all of it, which no pruned server has.
+        """
+        seen: dict[str, int] = {}
+        for line in lines:
+            for image in _images_of(line.row):
+                first = seen.setdefault(_identity(image), line.number)
+                if first != line.number:
+                    raise ValueError(
+                        f"{self.data}, line {line.number}: the picture {image:.80} is that of line "
+                        f"{first}, and caches would answer for it; give each line a picture of its "
+                        "own"
+                    )
 
 
-def _files_of(row: Mapping[str, Any]) -> list[str]:
-    """The pictures that a line names, but for those with an address; the rest is vLLM's to read."""
+def _images_of(row: Mapping[str, Any]) -> list[str]:
+    """The pictures that a line names: files and addresses; what is wrong is vLLM's to say."""
     content, named = row.get("content"), row.get("image_files")
     if isinstance(content, list):
-        named = [part.get("image") for part in content if isinstance(part, dict)]
+        named = [_image_of(part) for part in content if isinstance(part, dict)]
     images = named if isinstance(named, list) else []
-    return [image for image in images if isinstance(image, str) and not _ADDRESS.match(image)]
+    return [image for image in images if isinstance(image, str)]
+
+
+def _image_of(part: Mapping[str, Any]) -> Any:
+    address = part.get("image_url")
+    if isinstance(address, dict):
+        address = address.get("url")
+    return part.get("image", address)
+
+
+def _identity(image: str) -> str:
+    """The same for two names of one file, and for two files of the same content."""
+    if _ADDRESS.match(image):
+        return image
+    return hashlib.sha256(Path(image).read_bytes()).hexdigest()
 
 
 def put_load(

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from anchorprune_vllm.tools.asking import ask, connect
 from anchorprune_vllm.tools.bench import probes
-from anchorprune_vllm.tools.bench.contenders import UNPRUNED, Contender
+from anchorprune_vllm.tools.bench.contenders import UNPRUNED, Contender, check_methods
 from anchorprune_vllm.tools.bench.load import SERVED_NAME
 from anchorprune_vllm.tools.bench.noise import noise
 from anchorprune_vllm.tools.bench.serve import machine
@@ -66,6 +66,7 @@ def run_questions(
 ) -> list[Asked]:
     """Ask each server, print a table, write questions.json."""
     console = Console()
+    check_methods(methods, budgets)
     plain = Contender(UNPRUNED).flags()
     servers = {
         "unpruned": plain,

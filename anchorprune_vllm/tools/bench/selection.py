@@ -130,11 +130,13 @@ def straightforward(item: Candidates) -> Tensor:
             end += 1
         kept += order[:end]
         start += size
+    taken = torch.zeros_like(item.importance, dtype=torch.bool)
+    taken[kept] = True
     novelty = (1 - context @ context[kept].T).amin(1)
     while len(kept) < item.budget:
-        score = item.importance * novelty
-        score[kept] = -torch.inf
+        score = (item.importance * novelty).masked_fill(taken, -torch.inf)
         kept.append(int(score.argmax()))
+        taken[kept[-1]] = True
         novelty = novelty.minimum(1 - context @ context[kept[-1]])
     return torch.tensor(sorted(kept))
 

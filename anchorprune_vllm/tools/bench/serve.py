@@ -50,7 +50,7 @@ def run_serve(wanted: Benchmark) -> Results:
     report.check_plot()
     compared = contenders(wanted.methods, wanted.budgets, with_vllm=wanted.with_vllm)
     wanted.load.check(wanted.concurrencies)
-    flops = flops_of(wanted.model)
+    flops = flops_of(wanted.model, wanted.load)
     results = Results(wanted.out, _settings(wanted))
     results.commands.append(wanted.command)
     console.print(f"[bold]Model[/bold]  {wanted.model.name}", *wanted.model.notes, sep="\n")
@@ -132,17 +132,11 @@ def _memory(stages: probes.Stages, server: VllmServer) -> int:
     return probes.host_bytes(server.pid)  # it leads a session of its own
 
 
-def flops_of(model: ServedModel) -> report.Flops | None:
-    """The formula for a model, if its architecture is known."""
-    try:
-        config = model.hf_config()
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot read the config of {model.path} ({str(error).splitlines()[0]}): give the hub "
-            "id or the path of a checkpoint"
-        ) from error
-    tower, language_model = tower_of(config), language_model_of(config)
-    size = model.media
+def flops_of(model: ServedModel, load: Load) -> report.Flops:
+    """The formula for a model; its tower's if architecture and size of the media are known."""
+    config = model.hf_config()
+    language_model, size = language_model_of(config), load.media
+    tower = tower_of(config) if load.data is None else None  # a file's pictures have any size
 
     def flops(tokens: float) -> tuple[float | None, float]:
         whole = None
@@ -180,7 +174,9 @@ def machine() -> str:
 
 
 def _notes(wanted: Benchmark) -> list[str]:
-    what = f"{wanted.load.question_tokens} random words' tokens and a {wanted.load.media} picture"
+    media = wanted.load.media
+    kind = "clip" if media.frames > 1 else "picture"
+    what = f"{wanted.load.question_tokens} random words' tokens and a {media} {kind}"
     if wanted.load.data is not None:
         what = f"lines of {wanted.load.data.name}"
     counts = ", ".join(

@@ -51,13 +51,37 @@ class ServedModel:
             yield server
 
     def hf_config(self) -> Any:
-        """As vLLM reads it."""
+        """As vLLM reads it; ValueError if it cannot."""
         from vllm.transformers_utils.config import get_config
 
         import anchorprune_vllm
 
         anchorprune_vllm.register()
-        return get_config(self.path, trust_remote_code=False)
+        try:
+            return get_config(self.path, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot read the config of {self.path} ({str(error).splitlines()[0]}): give the "
+                "hub id or the path of a checkpoint"
+            ) from error
+
+    def check_vllm_prunes(self) -> None:
+        """Raise ValueError unless vLLM's own video pruning knows the model.
+
+        vLLM takes `--video-pruning-rate` for any model, and serves those that it does not prune
+        unpruned without a word.
+        """
+        from vllm import ModelRegistry
+        from vllm.model_executor.models.interfaces import supports_multimodal_pruning
+
+        names = self.hf_config().architectures or []
+        known = [ModelRegistry.models[name] for name in names if name in ModelRegistry.models]
+        if not known or not supports_multimodal_pruning(known[0].load_model_cls()):
+            raise ValueError(
+                f"--vllm-video-pruning: vLLM does not prune the videos of {self.name} "
+                f"({', '.join(names) or 'no architecture in its config'}), it would serve it "
+                "unpruned; leave the flag out, or give a model that vLLM prunes, as Qwen2.5-VL"
+            )
 
 
 def served_model(

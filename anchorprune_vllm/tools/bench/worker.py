@@ -20,7 +20,7 @@ class StageTimes:
     model_runner: Any
 
     def anchorprune_start_timing(self) -> None:
-        """From now on, time the calls that embed media."""
+        """From now on, time the calls that embed media, and note the highest level of memory."""
         model, watch = self.model_runner.get_model(), Stopwatch()
         embed, device = model.embed_multimodal, self.model_runner.device
 
@@ -29,6 +29,9 @@ class StageTimes:
                 return embed(**kwargs)
 
         model.embed_multimodal, model.anchorprune_embedding_time = timed, watch
+        if torch.cuda.is_available():
+            # vLLM tries the largest batch at start-up: requests may need less.
+            torch.cuda.reset_peak_memory_stats()
 
     def anchorprune_read_stages(self) -> dict[str, float]:
         """Seconds of embedding media, and of selection as a part of it; bytes on the device."""

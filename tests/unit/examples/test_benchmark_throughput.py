@@ -80,16 +80,33 @@ printf '# %s\\n\\n## 1 at once\\nwide\\n\\n## As in the paper\\n\\nnarrow\\n' "$
 """
 
 
-def test_the_tables_are_put_together_and_failures_told(tmp_path: Path) -> None:
-    stand_in = tmp_path / "anchorprune"
-    stand_in.write_text(STAND_IN)
-    stand_in.chmod(0o755)
+@pytest.fixture
+def stand_in(tmp_path: Path) -> str:
+    path = tmp_path / "anchorprune"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_tables_are_put_together_and_failures_told(stand_in: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = "llava-1.5 qwen2.5-vl llava-next"
-    ended = SCRIPT.run(ANCHORPRUNE=str(stand_in), OUT=str(out), RUNS=runs)
+    ended = SCRIPT.run(ANCHORPRUNE=stand_in, OUT=str(out), RUNS=runs)
     assert ended.returncode == 1
     assert "failed: qwen2.5-vl; the same command tries again" in ended.stderr
     assert (out / "table.md").read_text().split() == [
         *("#", "llava-1.5", "##", "As", "in", "the", "paper", "narrow"),
         *("#", "llava-next", "##", "As", "in", "the", "paper", "narrow"),
     ]
+
+
+def test_failures_are_told_if_nothing_else_is(stand_in: str, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    ended = SCRIPT.run(ANCHORPRUNE=stand_in, OUT=str(out), RUNS="qwen2.5-vl qwen2.5-vl-video")
+    assert ended.returncode == 1
+    assert "failed: qwen2.5-vl qwen2.5-vl-video; the same command" in ended.stderr
+
+
+def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+    assert SCRIPT.run("--dry-run", OUT=str(tmp_path / "out")).returncode == 0
+    assert not (tmp_path / "out").exists()

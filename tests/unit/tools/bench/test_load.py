@@ -49,10 +49,13 @@ def test_clips(demo_model: Path) -> None:
 def test_lines_of_a_file(demo_model: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    lines = []
+    for number in range(2):
+        picture = tmp_path / f"{number}.png"
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(picture)
+        lines.append(json.dumps({"prompt": "What is it?", "image_files": [str(picture)]}))
     data = tmp_path / "data.jsonl"
-    line = json.dumps({"prompt": "What is it?", "image_files": [str(tmp_path / "a.png")]})
-    data.write_text(f"{line}\n\n{line}\n")
+    data.write_text("\n\n".join(lines))
     (request,) = requests_of(load_of(data), 1, data, demo_model, 1)
     assert request.prompt == "What is it?"
     assert request.multi_modal_data["image_url"]["url"].startswith("data:image/")
@@ -83,6 +86,37 @@ def test_files_that_do_not_do(tmp_path: Path, text: str | None, words: str) -> N
         data.write_text(text)
     with pytest.raises(ValueError, match=words):
         load_of(data, requests=5).check([1, 4])
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        ('"image_files": ["IN/a.png"]', r"line 4: the picture .*/a\.png is that of line 1"),
+        (
+            '"image_files": ["IN/c.png", "IN/copy.png"]',
+            r"the picture .*/copy\.png is that of line 1",
+        ),
+        ('"image_files": ["http://x/b"]', "line 4: the picture http://x/b is that of line 2"),
+        ('"content": [{"image": "IN/a.png"}]', r"a\.png is that of line 1"),
+        ('"content": [{"image_url": "IN/a.png"}]', r"a\.png is that of line 1"),
+        ('"content": [{"image_url": {"url": "IN/a.png"}}]', r"a\.png is that of line 1"),
+    ],
+)
+def test_pictures_that_caches_would_know(tmp_path: Path, again: str, words: str) -> None:
+    for name, content in (("a", b"1"), ("copy", b"1"), ("c", b"2")):
+        (tmp_path / f"{name}.png").write_bytes(content)
+    rows = [
+        '"image_files": ["IN/a.png", "IN/a.png"]',  # of one request: all servers have it twice
+        '"image_files": ["http://x/b"]',
+        '"image_files": ["http://x/c"]',
+        again,
+    ]
+    text = "\n".join(f'{{"prompt": "x", {row}}}' for row in rows)
+    data = tmp_path / "data.jsonl"
+    data.write_text(text.replace("IN", str(tmp_path)))
+    load_of(data, requests=3).check([1])  # the fourth line is not used
+    with pytest.raises(ValueError, match=words):
+        load_of(data, requests=4).check([1])
 
 
 def test_results_are_read(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import numpy as np
 import pytest
 import torch
 
 from anchorprune_vllm.selection import select_batch
-from anchorprune_vllm.tools.bench import attention, memory, selection, support, video
+from anchorprune_vllm.tools.bench import attention, memory, parts, selection, support, video
 
 
 @pytest.mark.parametrize("units", [1, 3])
@@ -74,3 +76,42 @@ def test_memory_of_selection_grows_as_the_tokens_do() -> None:
     assert small.milliseconds < large.milliseconds
     assert 0 < large.mebibytes < 16_000 * 16_000 * 4 / 2**20 / 8
     assert large.mebibytes < 16 * small.mebibytes
+
+
+def test_all_tables_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Selection and received attention in small, with stand-ins for what runs a tower."""
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(parts, "disable_progress_bar", lambda: None)  # it would be for all tests
+    monkeypatch.setattr(parts, "SHAPES", [selection.Shape("small", 96, 8, 12, 30, units=3)])
+    monkeypatch.setattr(parts, "_LENGTHS", (72, 144))
+    monkeypatch.setattr(parts, "measure_steps", lambda *_: {"tower": 200.0, "step": 3.0})
+    attended = attention.AttentionCost(64, 100.0, 110.0, 10.0, 20.0)
+    monkeypatch.setattr(parts, "measure_received_attention", lambda *_, **__: [attended])
+    seen = video.VideoCost(16, 2912, 512, 400.0, 500.0, 60.0, 90.0)
+    monkeypatch.setattr(parts, "measure_videos", lambda *_: [seen])
+    peaks = [memory.PeakMemory("100%", 2928, 80.0), memory.PeakMemory(640, 640, 60.0)]
+    monkeypatch.setattr(parts, "measure_peak_memory", lambda *_: peaks)
+    parts.run_parts(repeats=1)
+    printed = capsys.readouterr().out
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    assert printed.count(f"({where})") == 8
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in printed.splitlines()
+        if line.startswith("│")
+    ]
+    assert [row[:3] for row in rows if row[0] == "small"] == [["small", "96", "30"]]
+    assert [row[:2] for row in rows if row[0] in ("72", "144")] == [
+        *(["72", "8"], ["144", "16"]),  # selection: N and K
+        *(["72", ANY], ["144", ANY]),  # received attention: N and its time
+    ]
+    assert [row[0] for row in rows if row[1] in ("32", "64", "128")] == ["5.6%", "11.1%", "22.2%"]
+    for row in (
+        ["step", "3.00 ms", "1.50%"],
+        ["64", "100 ms", "110 ms (1.10x)", "10 MiB", "20 MiB (2.00x)"],
+        ["16", "2912", "400 ms", "512", "500 ms (1.25x)", "60 MiB", "90 MiB (1.50x)"],
+        ["640", "640", "60.0 MiB", "75.0%"],
+    ):
+        assert row in rows

@@ -82,6 +82,21 @@ def test_stages_of_a_worker(pruned: bool) -> None:
     assert (0 < stages["selection_seconds"] < stages["embedding_seconds"]) == pruned
 
 
+def test_memory_of_starting_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = {"now": 700, "peak": 900}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda: device.update(peak=device["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: device["peak"])
+    worker = StageTimes()
+    worker.model_runner = Runner(Model())
+    worker.model_runner.kv_caches = [torch.zeros(100, dtype=torch.uint8)]
+    worker.anchorprune_start_timing()
+    device["peak"] = max(device["peak"], 750)
+    assert worker.anchorprune_read_stages()["device_bytes"] == 750 - 100
+
+
 def test_the_flags_name_it() -> None:
     from vllm.utils.import_utils import resolve_obj_by_qualname
 

@@ -34,6 +34,13 @@ def test_questions_differ() -> None:
     assert len({questions.question(number) for number in range(400)}) == 400
 
 
+def test_a_method_that_would_not_start_is_found_before_a_server_does(tmp_path: Path) -> None:
+    model = Model()
+    with pytest.raises(ValueError, match="the method scope fails on an item"):
+        questions.run_questions(model, parse_methods(["scope:alpha=x"]), ["8"], 2, tmp_path, "me")
+    assert model.started == []
+
+
 def test_each_server_is_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 

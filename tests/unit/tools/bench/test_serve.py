@@ -16,7 +16,8 @@ import pytest
 from anchorprune_vllm.tools.bench import probes, serve
 from anchorprune_vllm.tools.bench.load import KEPT, Load
 from anchorprune_vllm.tools.bench.probes import Stages
-from anchorprune_vllm.tools.bench.serve import Benchmark, run_serve
+from anchorprune_vllm.tools.bench.serve import Benchmark, flops_of, run_serve
+from anchorprune_vllm.tools.bench.served import ServedModel
 from anchorprune_vllm.tools.bench.shapes import Media
 from anchorprune_vllm.tools.chosen_methods import Method
 
@@ -56,7 +57,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
 
     found.fails_at = None
     monkeypatch.setattr(serve, "put_load", put_load)
-    monkeypatch.setattr(serve, "flops_of", lambda model: None)
+    monkeypatch.setattr(serve, "flops_of", lambda model, load: None)
     monkeypatch.setattr(probes, "read_stages", lambda s: Stages(4.0 * next(spent), 1.0, None))
     monkeypatch.setattr(probes, "read_kv_tokens", lambda s: 1000)
     monkeypatch.setattr(probes, "host_bytes", lambda pid: 2**30)
@@ -129,3 +130,24 @@ def test_what_is_wrong_is_found_before_a_server_starts(
     assert model.started == []
     stored = json.loads((tmp_path / "results.json").read_text())
     assert len(stored["measurements"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("media", "words"),
+    [(Media(8, 6), "4 random words' tokens and a 8x6 picture"), (Media(8, 6, 3), "a 8x6x3 clip")],
+)
+def test_the_report_says_what_was_asked_about(
+    wanted: Benchmark, tmp_path: Path, media: Media, words: str
+) -> None:
+    run_serve(replace(wanted, load=replace(wanted.load, media=media), concurrencies=[1]))
+    assert words in (tmp_path / "table.md").read_text()
+
+
+def test_operations_of_the_tower_are_those_of_the_media(demo_model: Path, tmp_path: Path) -> None:
+    load = Load(Media(336, 336), None, 4, 2, 3)
+    model = ServedModel("m", str(demo_model), load.media, None, ())
+    tower, prefill = flops_of(model, load)(100)
+    assert tower is not None
+    assert tower > 0
+    # Pictures of a file have any size.
+    assert flops_of(model, replace(load, data=tmp_path / "data.jsonl"))(100) == (None, prefill)
