@@ -138,7 +138,15 @@ def _received_attention_alone(repeats: int, device: torch.device) -> Table:
 def _videos(repeats: int, device: torch.device) -> Table:
     table = _table(
         "One video through LLaVA-Video's tower, projector and, pruned, selection",
-        *("frames", "tokens", "unpruned", "K", "pruned", "unpruned, peak", "pruned, peak"),
+        *(
+            "frames",
+            "tokens",
+            "unpruned",
+            "K",
+            "pruned",
+            "unpruned, torch's peak",
+            "pruned, torch's peak",
+        ),
     )
     for cost in measure_videos([16, 64], 512, min(repeats, 2)):
         table.add_row(
@@ -152,7 +160,7 @@ def _videos(repeats: int, device: torch.device) -> Table:
 
 def _peak_memory(repeats: int, device: torch.device) -> Table:
     table = _table(
-        "Peak memory of one LLaVA-NeXT call, 7B widths",
+        "Peak of torch's memory in one LLaVA-NeXT call, 7B widths",
         *("budget", "tokens", "peak above weights", "of the unpruned"),
     )
     unpruned, *pruned = measure_peak_memory(["100%", 640, 320, 160])
