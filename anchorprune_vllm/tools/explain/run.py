@@ -89,7 +89,7 @@ def explain(wanted: Wanted) -> Explanation:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))
-            # Before the next takes its memory; cycles in vLLM's modules would keep it alive.
+            # Before the next takes its memory; with some methods cycles would keep it alive.
             del loaded
             gc.collect()
     return Explanation(
