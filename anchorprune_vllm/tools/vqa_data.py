@@ -18,6 +18,8 @@ from anchorprune_vllm.tools.json_lines import read_json_lines
 COLOURS = ("red", "green", "blue", "yellow", "black", "gray", "teal", "brown")
 SHAPES = ("circle", "rectangle", "triangle")
 
+_UNREADABLE = (OSError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no pictures, and for pictures of too many pixels."""
 _EXAMPLE = '{"image": "a.png", "question": "...", "answers": ["..."]}'
 
 
@@ -138,7 +140,7 @@ def _check_picture(path: Path) -> None:
         raise ValueError(f"there is no picture {path}")
     try:
         Image.open(path).close()
-    except OSError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"cannot read the picture {path}: {error}") from error
 
 
@@ -146,5 +148,5 @@ def _read(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except OSError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"cannot read the picture {path}: {error}") from error

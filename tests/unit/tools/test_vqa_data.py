@@ -143,6 +143,16 @@ def test_jsonl_says_what_is_wrong(tmp_path: Path, row: Any, words: str) -> None:
     assert words in str(error.value)
 
 
+def test_a_picture_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, GOOD)
+    (small,) = jsonl(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # of twice as many Pillow only warns
+    with pytest.raises(ValueError, match=r"line 1: cannot read the picture .*one\.png: Image size"):
+        jsonl(path)
+    with pytest.raises(ValueError, match=r"cannot read the picture .*one\.png: Image size"):
+        small.load()
+
+
 def test_jsonl_needs_a_file_with_questions(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"questions\.jsonl is empty: give lines such as"):
         jsonl(write(tmp_path, "", " "))
