@@ -102,7 +102,7 @@ def test_the_package_builds_from_what_is_copied(tmp_path: Path) -> None:
     written = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "anchorprune_vllm").rglob("*")
-        if path.suffix in (".py", ".jinja")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert written <= packed
 
