@@ -182,7 +182,8 @@ def _line(run: Run) -> str:
 def _identity(directory: Path, out: Path) -> str | None:
     """Of a local model's files: one that is trained on is another. None if it is not local.
 
-    The results are no part of it, though `out` may be the model's directory. Large files go by size and time, as reading them would take long.
+    Large files go by size and time, as reading them would take long. The results are no part of
+    it, though `out` may be the model's directory.
     """
     if not (directory / "config.json").is_file():
         return None
