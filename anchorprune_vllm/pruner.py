@@ -66,6 +66,7 @@ class VisualPruner:
         self._max_encoder_tokens = max_encoder_tokens
         self.selection_time = Stopwatch()
         """Of signals and selection; what looks into the tower's attention is the tower's time."""
+        self._show_cache()
 
     def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
@@ -84,6 +85,11 @@ class VisualPruner:
     def forget_media(self) -> None:
         """Drop cached tower outputs: the weights have changed."""
         self._cache.clear()
+        self._show_cache()
+
+    def _show_cache(self) -> None:
+        if self._metrics is not None:
+            self._metrics.show_cache(self._cache)
 
     def _micro_batches(self, plans: Sequence[ItemPlan]) -> Iterator[list[int]]:
         """Items grouped so that no vision-tower call is larger than the unpruned engine's.

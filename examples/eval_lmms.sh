@@ -112,6 +112,13 @@ for budget in ${budgets[@]+"${budgets[@]}"}; do
         fail "BUDGETS has '$budget': give numbers or shares, e.g. '128 64 10%'"
 done
 
+if ! $dry_run; then
+    command -v "$LMMS_EVAL" >/dev/null ||
+        fail "there is no '$LMMS_EVAL': pip install lmms-eval, best in a virtual environment of its" \
+            "own, and name it: LMMS_EVAL=/path/to/bin/lmms-eval"
+    need_command VLLM vllm
+fi
+
 name=${MODEL%/}
 OUT=${OUT:-eval-lmms/${name##*/}}
 
@@ -214,13 +221,6 @@ evaluate() { # directory, flags of the pruning ...
     done
     stop_server
 }
-
-if ! $dry_run; then
-    command -v "$LMMS_EVAL" >/dev/null ||
-        fail "there is no '$LMMS_EVAL': pip install lmms-eval, best in a virtual environment of its" \
-            "own, and name it: LMMS_EVAL=/path/to/bin/lmms-eval"
-    need_command VLLM vllm
-fi
 
 evaluate full
 for budget in ${budgets[@]+"${budgets[@]}"}; do

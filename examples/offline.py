@@ -116,7 +116,7 @@ def read_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     try:
         args.asked = [(Image.open(path).convert("RGB"), question) for path, question in args.ask]
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         parser.error(f"{error}: give --ask a picture that Pillow can read")
     if args.model is not None and not args.ask:
         parser.error("a model of your own wants pictures of your own: give --ask IMAGE QUESTION")

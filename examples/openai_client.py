@@ -17,19 +17,32 @@ import mimetypes
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from openai import APIConnectionError, BadRequestError, OpenAI
+from openai import APIConnectionError, APIStatusError, BadRequestError, DefaultHttpxClient, OpenAI
 
 
 def main() -> None:
     args = read_arguments()
-    client = OpenAI(base_url=args.base_url, api_key=args.api_key, max_retries=0)
+    # A proxy of the environment is for other machines: it knows nothing of this one.
+    is_here = urlsplit(args.base_url).hostname in ("localhost", "127.0.0.1", "::1")
+    client = OpenAI(
+        base_url=args.base_url,
+        api_key=args.api_key,
+        max_retries=0,
+        http_client=DefaultHttpxClient(trust_env=not is_here),
+    )
     try:
         talk(client, args)
     except APIConnectionError:
         sys.exit(
             f"openai_client.py: no server answers at {args.base_url}: start one (examples/serve.sh;"
             " it takes half a minute), or name yours with --base-url"
+        )
+    except APIStatusError as error:  # a wrong key, model or path, or a server in trouble
+        sys.exit(
+            f"openai_client.py: the server at {args.base_url} answers {error.status_code}:"
+            f" {error.message}; see --base-url, --api-key and --model"
         )
 
 

@@ -18,7 +18,7 @@ Variables (defaults in brackets):
                model 16]
   VIDEO_BUDGET the same per video [as BUDGET]
   METHOD       how they are chosen: a value of --anchorprune-method [anchorprune]
-  HOST, PORT   where to listen [127.0.0.1, 8000]; HOST=0.0.0.0 lets other machines ask: give
+  LISTEN, PORT where to listen [127.0.0.1, 8000]; LISTEN=0.0.0.0 lets other machines ask: give
                -- --api-key KEY then
   VLLM, ANCHORPRUNE   the commands [vllm, anchorprune]
 
@@ -37,7 +37,7 @@ small=.demo/trained
 MODEL=${MODEL:-$small}
 VIDEO_BUDGET=${VIDEO_BUDGET:-}
 METHOD=${METHOD:-anchorprune}
-HOST=${HOST:-127.0.0.1}
+LISTEN=${LISTEN:-127.0.0.1} # not HOST, which some shells and conda set to something else
 PORT=${PORT:-8000}
 VLLM=${VLLM:-vllm}
 ANCHORPRUNE=${ANCHORPRUNE:-anchorprune}
@@ -65,7 +65,7 @@ if [ "$MODEL" = "$small" ]; then
 fi
 
 # The last one: each answer's `usage` tells how many visual tokens were kept.
-serve=("$VLLM" serve "$MODEL" --host "$HOST" --port "$PORT"
+serve=("$VLLM" serve "$MODEL" --host "$LISTEN" --port "$PORT"
     --anchorprune-budget "${BUDGET:-64}" ${VIDEO_BUDGET:+--anchorprune-video-budget "$VIDEO_BUDGET"}
     --anchorprune-method "$METHOD" ${model_flags[@]+"${model_flags[@]}"}
     --enable-prompt-tokens-details ${further[@]+"${further[@]}"})

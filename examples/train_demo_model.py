@@ -31,6 +31,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM
 
+from anchorprune_vllm.tools.arguments import positive
 from anchorprune_vllm.tools.eval_data import blind_guesses, load_data
 from anchorprune_vllm.tools.eval_scores import is_right, score
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
@@ -403,11 +404,11 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of the model")
     parser.add_argument(
-        "--passes", type=int, default=PASSES, help=f"over the data (default: {PASSES})"
+        "--passes", type=positive, default=PASSES, help=f"over the data (default: {PASSES})"
     )
     parser.add_argument(
         "--stop-after",
-        type=int,
+        type=positive,
         metavar="PASS",
         help="end early; the package's own model is of --stop-after 11",
     )

@@ -55,6 +55,11 @@ class SelectionMetrics:
         self._anchor_sizes = LateCounts()
         self._told: tuple[float, int] = (0.0, 0)  # of the stopwatch
 
+    def show_cache(self, cache: FeatureCache) -> None:
+        """How full the cache is, and how large."""
+        self._bytes.set(cache.used_bytes)
+        self._capacity.set(cache.capacity_bytes)
+
     def count(
         self,
         items: int,
@@ -67,8 +72,7 @@ class SelectionMetrics:
         with a question."""
         self._hits.add(items - encoded)
         self._misses.add(encoded)
-        self._bytes.set(cache.used_bytes)
-        self._capacity.set(cache.capacity_bytes)
+        self.show_cache(cache)
         seconds, selections = time.read()
         self._seconds.add(seconds - self._told[0])
         self._selections.add(selections - self._told[1])

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
+from anchorprune_vllm.config import CONFIG_KEY
 from anchorprune_vllm.tools.arguments import DTYPES, PREFIX
 
 
@@ -35,6 +36,12 @@ def check_engine_options(options: Mapping[str, Any], also: Iterable[str] = ()) -
         raise ValueError(f"dtype is {dtype!r}: give one of {', '.join(DTYPES)}")
     if not isinstance(overrides, dict):
         raise ValueError(f"hf_overrides is {overrides!r}: give a JSON object")
+    if CONFIG_KEY in overrides:
+        raise ValueError(
+            f"hf_overrides has {CONFIG_KEY!r}: {overrides[CONFIG_KEY]!r:.80}. Settings of pruning "
+            "are this command's own flags, such as --methods, --budgets and --text-encoder: give "
+            "these instead"
+        )
 
 
 def refusal(error: Exception) -> str:

@@ -20,7 +20,7 @@ from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
 from anchorprune_vllm.tools.eval_plan import BLIND, Configuration, EngineRuns, engine_runs
-from anchorprune_vllm.tools.eval_results import Results, Run
+from anchorprune_vllm.tools.eval_results import RESULTS_FILE, Results, Run
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
 
@@ -69,7 +69,9 @@ def run_eval(wanted: Evaluation) -> Results:
 
     settings = {
         "model": wanted.model,
-        "model_files": [_identity(Path(name)) for name in (wanted.model, text_encoder or "")],
+        "model_files": [
+            name and _identity(Path(name), wanted.out) for name in (wanted.model, text_encoder)
+        ],
         "data": [part.name for part in data],
         "questions": {part.name: part.fingerprint() for part in data},
         "limit": wanted.limit,
@@ -177,15 +179,19 @@ def _line(run: Run) -> str:
     )
 
 
-def _identity(directory: Path) -> str | None:
+def _identity(directory: Path, out: Path) -> str | None:
     """Of a local model's files: one that is trained on is another. None if it is not local.
 
-    Large files go by size and time, as reading them would take long.
+    Large files go by size and time, as reading them would take long. The results are no part of
+    it, though `out` may be the model's directory.
     """
     if not (directory / "config.json").is_file():
         return None
     found = hashlib.sha256()
+    results = (out / RESULTS_FILE).resolve()
     for path in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")]):
+        if path.resolve() == results:
+            continue
         size = path.stat().st_size
         content = path.read_bytes() if size <= 2**24 else str(path.stat().st_mtime_ns).encode()
         found.update(f"{path.name} {size} ".encode() + content)

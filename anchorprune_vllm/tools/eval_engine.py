@@ -80,6 +80,7 @@ def _arguments(settings: dict[str, Any] | None, options: dict[str, Any]) -> dict
         "seed": 0,
         "limit_mm_per_prompt": {"image": 1, "video": 0},
         "use_tqdm_on_load": False,
+        "disable_log_stats": True,  # as vllm.LLM has it; nobody scrapes this process
         "mm_processor_cache_gb": 0.25,  # no question is asked twice: vLLM's own 4 would fill up
     }
     if current_platform.is_cpu():

@@ -14,6 +14,8 @@ from anchorprune_vllm.tools.eval_plan import FULL, Configuration
 from anchorprune_vllm.tools.eval_scores import RESAMPLES, Score, is_right, relative, score
 from anchorprune_vllm.tools.results_file import check_settings, unreadable, write_json
 
+RESULTS_FILE = "results.json"
+
 # Settings whose value says nothing to people.
 _HASHED = {"questions": "questions", "model_files": "files of the model"}
 
@@ -62,7 +64,7 @@ class Results:
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], data: Sequence[DataSet]
     ) -> None:
-        self.path = directory / "results.json"
+        self.path = directory / RESULTS_FILE
         self.settings = dict(settings)
         self.data = list(data)
         self.runs: list[Run] = []

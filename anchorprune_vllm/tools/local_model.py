@@ -51,7 +51,12 @@ class LocalModel:
         prune = {"budget": 16, "feature_cache_mb": 8, **options.pop("settings", {})}
         if text_encoder := find_text_encoder(path):
             prune.setdefault("text_encoder", str(text_encoder))
-        defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
+        defaults = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 4096,
+            "disable_log_stats": True,  # nobody scrapes this process
+        }
         overrides = {"anchorprune": prune, **options.pop("hf_overrides", {})}
         self.config = EngineArgs(
             model=str(path), hf_overrides=overrides, **{**defaults, **options}

@@ -18,6 +18,8 @@ from anchorprune_vllm.tools.json_lines import read_json_lines
 COLOURS = ("red", "green", "blue", "yellow", "black", "gray", "teal", "brown")
 SHAPES = ("circle", "rectangle", "triangle")
 
+_UNREADABLE = (OSError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no pictures, and for pictures of too many pixels."""
 _EXAMPLE = '{"image": "a.png", "question": "...", "answers": ["..."]}'
 
 
@@ -123,12 +125,16 @@ def _parse(row: Mapping[str, Any]) -> tuple[str, Question]:
         if key not in row:
             raise ValueError(f"there is no {key!r} in it; give lines such as {_EXAMPLE}")
     name, text, answers, kind = row["image"], row["question"], row["answers"], row.get("kind")
-    for key, value in (("image", name), ("question", text), ("kind", kind or "")):
-        if not isinstance(value, str):
+    for key, value in (("image", name), ("question", text), ("kind", kind)):
+        if not isinstance(value, str) and (key != "kind" or value is not None):
             raise ValueError(f"{key} is {value!r:.80}: give a text")
     # Of a string, each letter would be an answer.
     if not isinstance(answers, list) or not answers:
         raise ValueError(f'answers is {answers!r:.80}: give a list of at least one, as ["yes"]')
+    for answer in answers:
+        # Python's words for the others, such as None and True, are nobody's answers.
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            raise ValueError(f"answers has {answer!r:.80} in it: give texts or numbers")
     return name, Question(text, tuple(map(str, answers)), kind or "all")
 
 
@@ -138,7 +144,7 @@ def _check_picture(path: Path) -> None:
         raise ValueError(f"there is no picture {path}")
     try:
         Image.open(path).close()
-    except OSError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"cannot read the picture {path}: {error}") from error
 
 
@@ -146,5 +152,5 @@ def _read(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except OSError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"cannot read the picture {path}: {error}") from error

@@ -63,7 +63,7 @@ class ScriptServer(VllmServer):
 
     def __init__(self, log: Path) -> None:
         super().__init__("unused", [], log, start_seconds=TIMEOUT)
-        script = Script("serve.sh", ["MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "HOST", "PORT"])
+        script = Script("serve.sh", ["MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "LISTEN", "PORT"])
         commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._command = [str(script.path)]
         self._env = script.environment(PORT=str(self.port), PATH=commands)

@@ -224,3 +224,26 @@ def test_metrics(tmp_path: Path, has_anchors: bool) -> None:
         assert scrape.value(f"{ANCHOR_TOKENS.name}_count") == 6
     else:
         assert f"{ANCHOR_TOKENS.name}_sum" not in scrape.names
+
+
+def test_the_cache_is_shown_before_and_between_items(tmp_path: Path) -> None:
+    page = TOKENS * (SIZE + 1) * 4
+    pruner = VisualPruner(
+        ToySignals(),
+        METHOD,
+        FeatureCache(3 * page + 1, TOKENS, LAYOUT, torch.device("cpu")),
+        max_encoder_tokens=99,
+        metrics=SelectionMetrics(tmp_path, "model", "1", has_anchors=True),
+    )
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+
+    def shown() -> tuple[float, float]:
+        scrape = Scrape.of(registry)
+        return scrape.value(CACHE_BYTES), scrape.value(CACHE_CAPACITY)
+
+    assert shown() == (0, 3 * page)
+    pruner.embed(ToyImages([1]), [plan(1)])
+    assert shown() == (page, 3 * page)
+    pruner.forget_media()
+    assert shown() == (0, 3 * page)

@@ -138,12 +138,18 @@ def scaled(scores: Sequence[float]) -> list[float]:
     return [(score - low) / ((high - low) or 1) for score in scores]
 
 
-def ranks(scores: Sequence[float]) -> list[int]:
-    """1 for the highest; of equal ones the first comes first, as in selection."""
-    order = sorted(range(len(scores)), key=lambda token: -scores[token])
+def ranks(scores: Sequence[float], sizes: Sequence[int]) -> list[int]:
+    """1 for the highest of each part; of equal ones the first comes first, as in selection.
+
+    `sizes`: of the parts, one behind the other, such as units.
+    """
     rank = [0] * len(scores)
-    for place, token in enumerate(order):
-        rank[token] = place + 1
+    start = 0
+    for size in sizes:
+        part = range(start, start + size)
+        for place, token in enumerate(sorted(part, key=lambda token: -scores[token])):
+            rank[token] = place + 1
+        start += size
     return rank
 
 

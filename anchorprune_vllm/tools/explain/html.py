@@ -141,12 +141,15 @@ def _token(box: Box, attributes: str, note: str) -> str:
 def _notes(method: MethodView, explanation: Explanation) -> list[str]:
     """What the pointer shows of each token."""
     notes = list(explanation.token_names)
+    sizes = [len(unit.tokens) for unit in explanation.view.units]
     for name in ("relevance", "importance"):
         scores = getattr(method, name)
         if scores is not None:
+            # Anchors are chosen by relevance in each unit, the context by importance in all.
+            units = sizes if name == "relevance" else [len(scores)]
             notes = [
                 f"{note}, {name} {score:.4g} (rank {rank})"
-                for note, score, rank in zip(notes, scores, ranks(scores), strict=True)
+                for note, score, rank in zip(notes, scores, ranks(scores, units), strict=True)
             ]
     return notes
 

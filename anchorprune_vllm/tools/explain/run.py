@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
@@ -88,7 +89,9 @@ def explain(wanted: Wanted) -> Explanation:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))
-            del loaded  # before the next takes its memory
+            # Before the next takes its memory; with some methods cycles would keep it alive.
+            del loaded
+            gc.collect()
     return Explanation(
         model=wanted.model,
         media=asked.name,

@@ -113,8 +113,9 @@ class Reference(ABC):
         positions = None
         if native:
             positions = self.native_positions(prompt, [media], [kept.indices.tolist()], n)
-        rows = kept.rows_of(self.embed(media))
-        if kept.weights is not None:
+        if kept.weights is None:
+            rows = self.embed(media)[kept.indices]
+        else:
             rows = self._embed_merged(media, kept.weights.float())
         return self.greedy(self.embed_prompt(prompt, [rows]), n, positions)
 

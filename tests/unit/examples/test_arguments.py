@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
 import pytest
 
 from tests.support.examples import run_example
@@ -29,6 +32,9 @@ def test_help(name: str) -> None:
         (["video.py", "no.mp4"], "there is no file no.mp4: give a video"),
         (["video.py", "--budgets", "16,200%"], "Budget '200%' is not allowed"),
         (["video.py", "--frames", "0"], "'0' is not a whole number of at least 1"),
+        (["train_demo_model.py", "out", "--passes", "0"], "'0' is not a whole number of at least"),
+        (["train_demo_model.py", "out", "--stop-after", "0"], "'0' is not a whole number of at le"),
+        (["train_demo_model.py", "out", "--stop-after", "-1"], "'-1' is not a whole number of at"),
         (["openai_client.py", "--image", "no.png"], "there is no file no.png: give a picture"),
     ],
 )
@@ -36,6 +42,26 @@ def test_refusals(command: list[str], words: str) -> None:
     ended = run_example(*command)
     assert ended.returncode == 2
     assert words in ended.stderr
+
+
+def test_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked past the proxy, which would not know a server on this machine."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401, "no such key")
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with HTTPServer(("127.0.0.1", 0), Refusal) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        ended = run_example("openai_client.py", "--base-url", url)
+        server.shutdown()
+    assert ended.returncode == 1
+    assert f"the server at {url} answers 401: " in ended.stderr
+    assert "see --base-url, --api-key and --model" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_no_server() -> None:

@@ -58,10 +58,12 @@ def test_help() -> None:
         ([], {"LMMS_EVAL": "true", "VLLM": "no-such-vllm"}, "there is no 'no-such-vllm'"),
     ],
 )
-def test_errors(args: list[str], variables: dict[str, str], words: str) -> None:
-    ended = SCRIPT.run(*args, **variables)
+def test_errors(args: list[str], variables: dict[str, str], words: str, tmp_path: Path) -> None:
+    """And nothing is written, which another try would have to agree with."""
+    ended = SCRIPT.run(*args, **{"OUT": str(tmp_path / "out"), **variables})
     assert ended.returncode == 2
     assert words in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -16,7 +16,7 @@ import anchorprune_vllm
 from tests.support.examples import EXAMPLES, Script
 
 OURS = [
-    *("MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "HOST", "PORT", "VLLM", "ANCHORPRUNE"),
+    *("MODEL", "BUDGET", "VIDEO_BUDGET", "METHOD", "LISTEN", "PORT", "VLLM", "ANCHORPRUNE"),
     *("VENV", "ARGS"),  # of `make serve`
 ]
 SCRIPT = Script("serve.sh", OURS)
@@ -79,6 +79,12 @@ def test_a_model_of_the_users() -> None:
     }
     assert not args.trust_request_mm_kwargs
     assert not args.enforce_eager
+
+
+def test_where_it_listens() -> None:
+    """HOST is the machine's name in some shells, and a compiler's target in conda."""
+    assert served(LISTEN="0.0.0.0", HOST="x86_64-conda-linux-gnu").host == "0.0.0.0"
+    assert served(HOST="x86_64-conda-linux-gnu").host == "127.0.0.1"
 
 
 def test_make_serve_is_the_script(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ from anchorprune_vllm.tools.eval_engine import check_engine
         ({"fnord": 2}, "--engine-args has 'fnord', which vLLM does not know: The names are those"),
         ({"model": "m"}, "--engine-args has a model: give it as the first argument instead"),
         ({"hf_overrides": 3}, "hf_overrides is 3: give a JSON object"),
+        (
+            {"hf_overrides": {"anchorprune": {"budget": 8}}},
+            "hf_overrides has 'anchorprune': {'budget': 8}. Settings .* such as --methods, --budg",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], words: str) -> None:

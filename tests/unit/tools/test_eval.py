@@ -201,6 +201,25 @@ def test_a_second_run_starts_no_engine(folder: Path, engines: FakeEngines) -> No
     assert (folder / "out" / "table.md").read_text() == before
 
 
+def test_results_beside_the_model_do_not_change_it(folder: Path, engines: FakeEngines) -> None:
+    for budgets in ("8", "8,16"):
+        assert evaluate(folder, "--out", str(folder / "model"), "--budgets", budgets) == 0
+    assert [budget for _, budget, _ in engines.asked] == [None, "8", "16"]
+
+
+def test_without_a_text_encoder_there_are_no_files_of_it(
+    folder: Path, engines: FakeEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the directory that the command is started in are none."""
+    (folder / "model" / "clip").rmdir()
+    monkeypatch.chdir(folder / "model")
+    assert evaluate(folder) == 0
+    settings = json.loads((folder / "out" / "results.json").read_text())["settings"]
+    of_model, of_text_encoder = settings["model_files"]
+    assert of_model is not None
+    assert of_text_encoder is None
+
+
 def test_more_budgets_are_added(folder: Path, engines: FakeEngines) -> None:
     assert evaluate(folder, "--budgets", "8,16") == 0
     engines.asked.clear()

@@ -130,6 +130,12 @@ def test_jsonl_gathers_questions_by_picture(tmp_path: Path) -> None:
         ({**GOOD, "answers": "yes"}, "line 2: answers is 'yes': give a list of at least one"),
         ({**GOOD, "question": 5}, "line 2: question is 5: give a text"),
         ({**GOOD, "kind": 5}, "line 2: kind is 5: give a text"),
+        ({**GOOD, "kind": 0}, "line 2: kind is 0: give a text"),
+        ({**GOOD, "kind": []}, "line 2: kind is []: give a text"),
+        ({**GOOD, "kind": False}, "line 2: kind is False: give a text"),
+        ({**GOOD, "answers": ["a", None]}, "line 2: answers has None in it: give texts or numb"),
+        ({**GOOD, "answers": [True]}, "line 2: answers has True in it: give texts or numbers"),
+        ({**GOOD, "answers": [["a"]]}, "line 2: answers has ['a'] in it: give texts or numbers"),
         ({**GOOD, "answers": []}, "line 2: answers is []: give a list of at least one"),
         ({**GOOD, "image": "none.png"}, "line 2: there is no picture"),
         ({**GOOD, "image": "words.png"}, "line 2: cannot read the picture"),
@@ -141,6 +147,16 @@ def test_jsonl_says_what_is_wrong(tmp_path: Path, row: Any, words: str) -> None:
         jsonl(path)
     assert str(error.value).startswith(str(path))
     assert words in str(error.value)
+
+
+def test_a_picture_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, GOOD)
+    (small,) = jsonl(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # of twice as many Pillow only warns
+    with pytest.raises(ValueError, match=r"line 1: cannot read the picture .*one\.png: Image size"):
+        jsonl(path)
+    with pytest.raises(ValueError, match=r"cannot read the picture .*one\.png: Image size"):
+        small.load()
 
 
 def test_jsonl_needs_a_file_with_questions(tmp_path: Path) -> None:

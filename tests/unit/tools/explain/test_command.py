@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from anchorprune_vllm.tools.cli import main
+from anchorprune_vllm.tools.explain.look import load
 from anchorprune_vllm.tools.explain.media import read_asked
+from anchorprune_vllm.tools.local_model import LocalModel
 from tests.support.pictures import picture
 
 
@@ -45,6 +50,30 @@ def test_a_picture_and_json(
     printed = capsys.readouterr().out
     assert "visionzip: 9 of 144 tokens (6.2%); sums of tokens" in printed
     assert printed.endswith("Written: out.html, a.json\n")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_model_at_a_time(
+    demo_model: Path, somewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next is loaded when the memory of the one before is free."""
+    models: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def counted(*args: Any) -> LocalModel:
+        alive.append(sum(model() is not None for model in models))
+        loaded = load(*args)
+        models.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr("anchorprune_vllm.tools.explain.look.load", counted)
+    args = ["explain", str(demo_model), "a.png", "Where?", "--budgets", "9"]
+    gc.disable()  # what Python frees in its own time would be in time only by chance
+    try:
+        assert main([*args, "--methods", "random", "anchorprune"]) == 0
+    finally:
+        gc.enable()
+    assert alive == [0, 0]
 
 
 @pytest.mark.filterwarnings("ignore")

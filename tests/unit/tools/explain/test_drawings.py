@@ -172,7 +172,8 @@ def test_the_page_needs_no_network_and_no_script() -> None:
 
 
 def test_ranks_begin_with_the_highest_and_ties_with_the_first() -> None:
-    assert ranks((0.5, 2.0, 0.5, -1.0)) == [2, 1, 3, 4]
+    assert ranks((0.5, 2.0, 0.5, -1.0), [4]) == [2, 1, 3, 4]
+    assert ranks((0.5, 2.0, 0.5, -1.0), [2, 2]) == [2, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
