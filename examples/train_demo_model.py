@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -414,8 +415,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: 0)")
     args = parser.parse_args()
-    train(args.out, args.passes, args.seed, args.stop_after)
-    scores = test(args.out)
+    try:
+        train(args.out, args.passes, args.seed, args.stop_after)
+        scores = test(args.out)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last whole pass", file=sys.stderr)
+        sys.exit(130)
     (args.out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     for name, found in scores.items():
         for who, shares in found.items():

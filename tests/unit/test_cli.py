@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
+from anchorprune_vllm.logger import logger
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_a_budget_in_the_config_is_enough(parser: FlexibleArgumentParser) -> Non
 
 
 def test_flags_without_budget_are_inert_and_say_so(
-    parser: FlexibleArgumentParser,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    parser: FlexibleArgumentParser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    lines: list[str] = []
+    monkeypatch.setattr(logger, "warning_once", lambda text, *args: lines.append(text % args))
     assert overrides(parser, "--anchorprune-query", "last") == {}
-    assert "without --anchorprune-budget there is no effect of --anchorprune-query" in caplog.text
+    (line,) = lines
+    assert "without --anchorprune-budget there is no effect of --anchorprune-query" in line
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
 from anchorprune_vllm.channels import split_numbers
+from anchorprune_vllm.logger import logger
 from anchorprune_vllm.models.qwen2_5_vl import grid_extent, grid_positions
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.dialects import in_dialect, prompt_of
@@ -186,15 +186,15 @@ def test_extent_is_one_more_than_the_highest_position(factor: float) -> None:
 
 @pytest.mark.usefixtures("rank")
 def test_encoder_cuda_graphs_are_switched_off(
-    demo_models: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    demo_models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They bypass `embed_multimodal`, where pruning is."""
-    logger = logging.getLogger("vllm")
-    monkeypatch.setattr(logger, "propagate", True)
+    lines: list[str] = []
+    monkeypatch.setattr(logger, "warning_once", lines.append)
     asked = {"cudagraph_mm_encoder": True}
     loaded = LocalModel(demo_models("qwen2.5-vl"), compilation_config=asked)
     assert not loaded.config.compilation_config.cudagraph_mm_encoder
-    assert "CUDA graphs of the vision encoder are switched off" in caplog.text
+    assert lines == ["AnchorPrune: CUDA graphs of the vision encoder are switched off"]
 
 
 class Rows:
