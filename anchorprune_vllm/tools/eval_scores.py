@@ -50,9 +50,12 @@ def interval(
 ) -> tuple[float, float]:
     """95% interval of the accuracy, by bootstrap over pictures.
 
-    Questions about one picture succeed and fail together: pictures are drawn, not questions.
+    Questions about one picture succeed and fail together: pictures are drawn, not questions. One
+    picture alone says nothing about others: 0 to 1.
     """
     pictures, place = np.unique(np.asarray(picture_of), return_inverse=True)
+    if len(pictures) == 1:
+        return 0.0, 1.0
     asked = np.bincount(place).astype(float)
     correct = np.bincount(place, weights=np.asarray(right, dtype=float))
     drawn = [

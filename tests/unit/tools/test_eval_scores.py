@@ -105,3 +105,8 @@ def test_relative_by_hand() -> None:
 )
 def test_relative_has_no_value_without_a_full_score(found: dict, full: dict) -> None:
     assert relative(found, full) is None
+
+
+def test_one_picture_says_nothing_about_others() -> None:
+    assert interval([True, True, False], [7, 7, 7]) == (0.0, 1.0)
+    assert interval([True, False, True], [7, 7, 8]) == (0.5, 1.0)
