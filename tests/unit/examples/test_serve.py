@@ -96,7 +96,7 @@ def test_make_serve_is_the_script(tmp_path: Path) -> None:
         stand_in.chmod(0o755)
     ended = subprocess.run(
         [
-            *("make", "--assume-old=setup", "serve", f"VENV={tmp_path}"),
+            *("make", "--no-print-directory", "--assume-old=setup", "serve", f"VENV={tmp_path}"),
             *("MODEL=org/model", "BUDGET=7", "PORT=1234", "ARGS=--seed 3"),
         ],
         cwd=EXAMPLES.parent,
