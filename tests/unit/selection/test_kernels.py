@@ -14,7 +14,7 @@ from llvmlite.binding import ffi
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from anchorprune_vllm.selection import kernels
+from anchorprune_vllm.selection import expand, kernels
 from anchorprune_vllm.selection.cosine import unit_rows
 from anchorprune_vllm.selection.expand import Worth, greedy_expansion, novelty_to_anchor
 from anchorprune_vllm.selection.kernels import cpu, gpu
@@ -100,6 +100,17 @@ def test_copies_of_kept_tokens_tie(expand: kernels.HostExpansion) -> None:
     found = expand(features, worth, torch.arange(60) < 10, 49).tolist()
     assert sorted(found[:20]) == list(range(40, 60))
     assert found[20:] == list(range(10, 39))
+
+
+def test_anchors_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, also behind the first few; of items with more and with fewer."""
+    monkeypatch.setattr(expand, "_ANCHORS_AT_ONCE", 3)
+    features = torch.randn(2, 40, 9, generator=torch.Generator().manual_seed(0))
+    anchor = torch.stack([torch.arange(40) % 4 == 0, torch.arange(40) == 39])
+    unit = torch.nn.functional.normalize(features.double(), dim=-1).numpy()
+    found = novelty_to_anchor(unit_rows(features), anchor, 10)
+    for rows, kept, novelty in zip(unit, anchor.numpy(), found.numpy(), strict=True):
+        assert novelty == pytest.approx((1 - rows @ rows[kept].T).min(1), abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 64, 1024, 3584])
