@@ -47,8 +47,12 @@ def reads_are_free(tensor: Tensor) -> bool:
 def to_device(
     numbers: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: torch.device
 ) -> Tensor:
-    """Numbers that the host knows, on a device; pinned, as a copy from pageable memory waits."""
-    staged = torch.as_tensor(numbers)
+    """Return numbers on a device without waiting for it; those that are there stay as they are."""
+    if isinstance(numbers, Tensor) and not reads_are_free(numbers):
+        return numbers.to(device)
+    # vLLM loads models with the device as torch's default: "cpu" has to be said.
+    staged = torch.as_tensor(numbers, device="cpu")
     if device.type == "cuda":
-        staged = staged.pin_memory()
+        # A copy from pageable memory waits, and a view that repeats elements cannot be pinned.
+        staged = staged.contiguous().pin_memory()
     return staged.to(device, non_blocking=True)

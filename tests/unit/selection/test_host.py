@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of the host, where others have bound them."""
+"""What the host does beside a device: threads that others have bound, and copies."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+
+import torch
+
+from anchorprune_vllm.selection.host import to_device
 
 BOUND = """
 import os, time, torch
@@ -34,3 +38,10 @@ def test_items_run_on_all_cores_of_a_bound_process() -> None:
         [sys.executable, "-c", BOUND], env=env, capture_output=True, text=True, check=True
     )
     assert ended.stdout.split() == f"{[one]} {[cores, cores]}".split()
+
+
+def test_numbers_are_staged_on_the_host_while_a_model_loads() -> None:
+    """vLLM builds models with the device as torch's default, and only host memory can be pinned."""
+    with torch.device("meta"):
+        staged = to_device([[1, 2], [3, 4]], torch.device("cpu"))
+    assert staged.tolist() == [[1, 2], [3, 4]]
