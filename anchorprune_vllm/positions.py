@@ -41,49 +41,55 @@ class MediaPositions(NamedTuple):
 
     relative: Tensor
     """[N, CHANNELS] int64."""
-    extent: int
 
     @classmethod
     def in_line(cls, tokens: int) -> MediaPositions:
         """One position after the other, the same in all channels."""
-        return cls.at(torch.arange(tokens), tokens)
+        return cls.at(torch.arange(tokens, device="cpu"))
 
     @classmethod
-    def at(cls, places: Tensor, extent: int) -> MediaPositions:
+    def at(cls, places: Tensor) -> MediaPositions:
         """Given positions [N], the same in all channels."""
-        return cls(places[:, None].expand(-1, CHANNELS), extent)
+        return cls(places[:, None].expand(-1, CHANNELS))
 
     def of(self, indices: Tensor) -> MediaPositions:
         """Those of some tokens, given by indices [K] on any device."""
-        return MediaPositions(to_device(self.relative, indices.device)[indices], self.extent)
+        return MediaPositions(to_device(self.relative, indices.device)[indices])
 
 
 def prompt_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[Tensor, int]:
     """Positions of a prompt before its media are encoded, and what vLLM calls their delta.
 
     Returns [CHANNELS, length], and one column more if the prompt ends in an item: the position of
-    the first answer token, which nothing else in the prompt tells then.
+    the first answer token, which nothing else in the prompt tells then. `answer_delta` reads it.
     """
     parts: list[Tensor] = []
     at = position = 0
     for span in sorted(spans):
         text = span.offset - at
-        parts.append(torch.arange(position, position + text))
+        parts.append(torch.arange(position, position + text, device="cpu"))
         base = position + text
-        parts.append(torch.full((span.kept,), -1 - base))
+        parts.append(torch.full((span.kept,), -1 - base, device="cpu"))
         position = base + span.extent
         at = span.offset + span.kept
     ends_in_media = bool(spans) and at == length
-    parts.append(torch.arange(position, position + length - at + ends_in_media))
+    parts.append(torch.arange(position, position + length - at + ends_in_media, device="cpu"))
     positions = torch.cat(parts).expand(CHANNELS, -1).contiguous()
     return positions, position - at
 
 
+def answer_delta(positions: Tensor, length: int) -> int:
+    """The delta of a prompt of so many tokens, from what `prompt_positions` made of it.
+
+    On the host, or reading it would wait for a device.
+    """
+    has_answer_column = positions.shape[1] > length
+    return int(positions[0, -1]) + (not has_answer_column) - length
+
+
 def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:
-    """Rows [K, H] of an item with their positions and its extent as numbers behind them."""
-    relative = to_device(positions.relative, rows.device)
-    extent = torch.full((len(rows), 1), positions.extent, device=rows.device)
-    return append_numbers(rows, torch.cat([relative, extent], dim=1), _DIGITS)
+    """Rows [K, H] of an item with their positions as numbers behind them."""
+    return append_numbers(rows, to_device(positions.relative, rows.device), _DIGITS)
 
 
 def place_media(
@@ -92,11 +98,13 @@ def place_media(
     rows: Sequence[Tensor],
     positions: Tensor,
     num_computed: int,
-) -> tuple[list[Tensor], Tensor, int]:
+) -> list[Tensor]:
     """Place the media tokens whose rows are used in this step.
 
+    The host waits only if the rows are on a device and the positions are not.
+
     Args:
-        input_ids: the whole prompt.
+        input_ids: the whole prompt, perhaps with a part of the answer behind it.
         media_tokens: ids of placeholders.
         rows: of `with_positions`, whole items or parts of them, in the order of the prompt from
             `num_computed` on.
@@ -104,34 +112,23 @@ def place_media(
         num_computed: tokens of the prompt that earlier steps have computed.
 
     Returns:
-        The rows without their channels, the positions, and the delta.
+        The rows without their channels.
     """
-    length = len(input_ids)
-    has_answer_column = positions.shape[1] > length
     if not rows:
-        end = positions[0, -1] + (not has_answer_column)
-        return [], positions, int(end) - length
+        return []
 
     # 1. What the rows carry.
-    split = [split_numbers(part, CHANNELS + 1, _DIGITS) for part in rows]
-    numbers = torch.cat([carried for _, carried in split]).to(positions.device)
-    relative, extent = numbers[:, :-1].T, numbers[:, -1]
+    split = [split_numbers(part, CHANNELS, _DIGITS) for part in rows]
+    relative = torch.cat([carried for _, carried in split]).to(positions.device).T
 
     # 2. The n-th row belongs to the n-th placeholder from `num_computed` on. A draft model's rows
     #    begin one token later: then the rows meet tokens that are placed already, and stay so.
     ids = torch.as_tensor(input_ids, device=positions.device)[num_computed:]
     is_media = torch.isin(ids, to_device(media_tokens, ids.device))
     row = is_media.cumsum(0) - 1
-    row_here = row.clamp(0, len(extent) - 1)
-    now = positions[:, num_computed:length]
-    waits = is_media & (row < len(extent)) & (now[0] < 0)
-    now[:] = torch.where(waits, -1 - now + relative[:, row_here], now)
-
-    # 3. The answer goes on after the text, or after the extent of an item that ends the prompt.
-    last = positions[0, -1]
-    if has_answer_column:
-        end = last
-    else:
-        after_media = last - relative[0, row_here[-1]] + extent[row_here[-1]]
-        end = torch.where(is_media[-1], after_media, last + 1)
-    return [clean for clean, _ in split], positions, int(end) - length
+    count = relative.shape[1]
+    now = positions[:, num_computed : len(input_ids)]
+    # Only a token that waits is placed: an answer may hold the id of a placeholder as well.
+    waits = is_media & (row < count) & (now[0] < 0)
+    now[:] = torch.where(waits, -1 - now + relative[:, row.clamp(0, count - 1)], now)
+    return [clean for clean, _ in split]

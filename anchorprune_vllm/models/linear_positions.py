@@ -48,7 +48,7 @@ class LinearPositionsModel(PrunedModel):
             return None
         if plan.keeps_all:
             return MediaPositions.in_line(plan.tokens.unpruned)
-        return MediaPositions.at(places(), plan.tokens.unpruned)
+        return MediaPositions.at(places())
 
     def _last_position(self) -> int:
         """Of the rotary embeddings; a scaled context is longer than the config's."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
 from anchorprune_vllm.positions import (
     MediaPositions,
     MediaSpan,
+    answer_delta,
     place_media,
     prompt_positions,
     with_positions,
@@ -104,6 +106,7 @@ class PrunedModel:
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
+            self.get_model_state_cls = _native_positions_state  # asked by its second runner alone
         self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -209,7 +212,9 @@ class PrunedModel:
             MediaSpan(item.mm_position.offset, item.mm_position.length, self._extent(item))
             for item in mm_features
         ]
-        return prompt_positions(len(input_tokens), spans)
+        positions, delta = prompt_positions(len(input_tokens), spans)
+        # A prompt that fills the context has no answer, and vLLM no room for the position of one.
+        return positions[:, : self._max_model_len], delta
 
     def recompute_mrope_positions(
         self,
@@ -217,19 +222,25 @@ class PrunedModel:
         multimodal_embeddings: Sequence[Tensor],
         mrope_positions: Tensor,
         num_computed_tokens: int,
-    ) -> tuple[Sequence[Tensor], Tensor, int]:
+    ) -> tuple[Sequence[Tensor], Tensor, int | None]:
         if not self._native_positions:
             return super().recompute_mrope_positions(  # type: ignore[misc]
                 input_ids, multimodal_embeddings, mrope_positions, num_computed_tokens
             )
-        with gpu_sync_allowed():  # as vLLM: positions are kept where the host reads them
-            return place_media(
+        # vLLM's second runner has all on the device; it keeps the prompt's delta (model_state.py).
+        keeps_delta = isinstance(input_ids, Tensor)
+        # One wait for each request with media in a step: the first runner has positions on the
+        # host, and those of kept tokens come from the device.
+        with nullcontext() if keeps_delta else gpu_sync_allowed():
+            rows = place_media(
                 input_ids,
                 self._media_token_ids(),
                 multimodal_embeddings,
                 mrope_positions,
                 num_computed_tokens,
             )
+        delta = None if keeps_delta else answer_delta(mrope_positions, len(input_ids))
+        return rows, mrope_positions, delta
 
 
 def mean_over_heads(summed: Tensor, attention: Any, heads: int) -> Tensor:
@@ -247,3 +258,10 @@ def keys_of_all_heads(keys: Tensor, attention: Any, heads: int) -> Tensor:
 
 def _yes() -> bool:
     return True
+
+
+def _native_positions_state() -> type[Any]:
+    # Only here: the first runner needs nothing of the second's.
+    from anchorprune_vllm.model_state import NativePositionsState
+
+    return NativePositionsState

@@ -98,7 +98,7 @@ def grid_positions(grid: Grid, time_factor: float) -> MediaPositions:
     times, rows, columns = np.indices(grid)
     times = (times * time_factor).astype(np.int64)
     relative = np.stack([times, rows, columns], axis=-1).reshape(-1, 3)
-    return MediaPositions(torch.from_numpy(relative), grid_extent(grid, time_factor))
+    return MediaPositions(torch.from_numpy(relative))
 
 
 def grid_extent(grid: Grid, time_factor: float) -> int:

@@ -16,10 +16,12 @@ from anchorprune_vllm.positions import (
     CHANNELS,
     MediaPositions,
     MediaSpan,
+    answer_delta,
     place_media,
     prompt_positions,
     with_positions,
 )
+from tests.support.host_reads import NoHostReads
 
 IMAGE, VIDEO, SIZE = 7, 8, 4
 
@@ -35,7 +37,7 @@ class Item:
 
     def rows(self, dtype: torch.dtype) -> Tensor:
         marks = torch.arange(len(self.relative))[:, None].expand(-1, SIZE)
-        return with_positions(marks.to(dtype), MediaPositions(self.relative, self.extent))
+        return with_positions(marks.to(dtype), MediaPositions(self.relative))
 
 
 @dataclass
@@ -114,57 +116,50 @@ def test_every_cut_gives_the_positions_of_the_unpruned_prompt(dtype: torch.dtype
         while start < length:
             end = min(length, start + rng.randrange(1, 12))
             rows = prompt.window(start, end, dtype)
-            clean, positions, delta = place_media(
-                prompt.ids, [IMAGE, VIDEO], rows, positions, start
-            )
+            clean = place_media(prompt.ids, [IMAGE, VIDEO], rows, positions, start)
             check_window(prompt, positions, start, end)
             assert [len(part) for part in clean] == [len(part) for part in rows]
             assert all(part.shape[1] == SIZE for part in clean)
             if rng.random() < 0.5:  # a draft model looks one token further
                 ahead = prompt.window(start + 1, end + 1, dtype)
-                _, positions, delta = place_media(
-                    prompt.ids, [IMAGE, VIDEO], ahead, positions, start
-                )
+                place_media(prompt.ids, [IMAGE, VIDEO], ahead, positions, start)
                 check_window(prompt, positions, start, end)
             start = end
             if start == length and restarts:  # preempted: from some earlier token on
                 restarts -= 1
                 start = rng.randrange(length)
-        assert delta == prompt.after - length
-        # Decoding: nothing is placed, the delta stays.
-        assert place_media(prompt.ids, [IMAGE], [], positions, length)[2] == prompt.after - length
+            assert answer_delta(positions, length) == prompt.after - length
+        assert place_media(prompt.ids, [IMAGE], [], positions, length) == []  # decoding
 
     check()
 
 
-def test_the_second_runner_has_no_column_for_the_answer() -> None:
-    """It stores as many positions as tokens: the delta comes with the last row."""
+def test_an_answer_may_hold_the_id_of_a_placeholder() -> None:
+    """After a preemption the second runner gives prompt and answer, and no column for more."""
     item = Item(IMAGE, torch.tensor([[0, 0, 0], [0, 5, 2], [0, 6, 1]]), extent=40)
     prompt = Prompt.of([4, item])
-    positions, _ = prompt_positions(7, prompt.spans())
-    assert positions.shape == (3, 8)
-    stored = positions[:, :7].clone()
-    ids = torch.tensor(prompt.ids)
-    for start, end in ((0, 5), (5, 7)):
-        _, stored, delta = place_media(
-            ids, [IMAGE], prompt.window(start, end, torch.float32), stored, start
-        )
-    assert stored.T.tolist() == prompt.expected
+    answer = [IMAGE, 1, IMAGE]
+    ids = torch.tensor(prompt.ids + answer)
+    stored, delta = prompt_positions(len(ids), prompt.spans())
+    assert stored.shape == (3, len(ids))
     assert delta == 44 - 7
+    for start, end in ((0, 5), (5, 7)):
+        place_media(ids, [IMAGE], prompt.window(start, end, torch.float32), stored, start)
+    assert stored.T.tolist() == [*prompt.expected, [44] * 3, [45] * 3, [46] * 3]
 
 
 def test_text_alone() -> None:
     positions, delta = prompt_positions(5, [])
     assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
-    assert delta == 0
-    assert place_media([1] * 5, [IMAGE], [], positions, 0)[1:] == (positions, 0)
+    assert delta == answer_delta(positions, 5) == 0
 
 
 def test_placing_waits_for_no_device() -> None:
-    """On the meta device nothing has a value; only the delta may be read, and fails here."""
+    """On the meta device nothing has a value that could be read."""
     item = Item(IMAGE, torch.tensor([[0, 0, 0], [0, 5, 2]]), extent=9)
     rows = [item.rows(torch.bfloat16).to("meta")]
     positions = torch.empty(3, 6, dtype=torch.long, device="meta")
     ids = torch.empty(6, dtype=torch.long, device="meta")
-    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
-        place_media(ids, [IMAGE], rows, positions, 2)
+    with NoHostReads():
+        (clean,) = place_media(ids, [IMAGE], rows, positions, 2)
+    assert clean.shape == (2, SIZE)

@@ -96,7 +96,7 @@ def test_kept_rows_carry_their_positions(
 ) -> None:
     item = MEDIA[name]
     (rows,) = model.embed(process(model, item, budget=budget))
-    rows, numbers = split_numbers(rows, 4, 3)
+    rows, numbers = split_numbers(rows, 3, 3)
     kept = reference.kept(item, QUESTIONS[0], budget)
     with torch.inference_mode():
         expected = reference.embed(item)[kept]
@@ -110,7 +110,7 @@ def test_kept_rows_carry_their_positions(
         if token in reference.placeholder_ids()
     ]
     first = is_media[0]
-    assert (numbers[:, :3] + first).tolist() == positions[first : first + budget].tolist()
+    assert (numbers + first).tolist() == positions[first : first + budget].tolist()
 
 
 def test_placeholders_equal_rows(model: LocalModel) -> None:
@@ -131,9 +131,9 @@ def test_the_clients_own_embeddings_get_positions(model: LocalModel) -> None:
     (rows,) = model.model.embed_multimodal(
         image_embeds=given, image_grid_thw=torch.tensor([[1, 10, 12]])
     )
-    clean, numbers = split_numbers(rows, 4, 3)
+    clean, numbers = split_numbers(rows, 3, 3)
     assert torch.equal(clean, given)
-    assert numbers.tolist() == [[0, row, column, 6] for row in range(5) for column in range(6)]
+    assert numbers.tolist() == [[0, row, column] for row in range(5) for column in range(6)]
 
 
 class Feature(SimpleNamespace):
@@ -181,7 +181,7 @@ def test_text_goes_on_where_it_does_unpruned(model: LocalModel) -> None:
 def test_extent_is_one_more_than_the_highest_position(factor: float) -> None:
     for grid in ((1, 1, 1), (1, 9, 4), (1, 4, 9), (7, 3, 3)):
         positions = grid_positions(grid, factor)
-        assert positions.extent == grid_extent(grid, factor) == int(positions.relative.max()) + 1
+        assert grid_extent(grid, factor) == int(positions.relative.max()) + 1
 
 
 @pytest.mark.usefixtures("rank")
@@ -202,14 +202,12 @@ class Rows:
 
     def __init__(self, positions: list[Tensor]) -> None:
         self.stored = [part.to(torch.int32) for part in positions]
-        self.delta: dict[int, int] = {}
 
     def read_prefill_positions(self, request: int, length: int) -> Tensor:
         return self.stored[request][:, :length]
 
-    def update_prefill_positions(self, request: int, positions: Tensor, delta: int) -> None:
+    def update_prefill_positions(self, request: int, positions: Tensor, delta: None) -> None:
         self.stored[request][:, : positions.shape[1]].copy_(positions)
-        self.delta[request] = delta
 
 
 def test_the_second_runner(model: LocalModel, reference: Reference) -> None:
@@ -223,11 +221,11 @@ def test_the_second_runner(model: LocalModel, reference: Reference) -> None:
         (place,) = out["mm_placeholders"][modality]
         (item,) = out["mm_kwargs"][modality]
         features.append([SimpleNamespace(modality=modality, mm_position=place, data=item)])
-    positions = [
-        model.model.get_mrope_input_positions(tokens, items)[0]
+    laid_out = [
+        model.model.get_mrope_input_positions(tokens, items)
         for tokens, items in zip(ids, features, strict=True)
     ]
-    states = Rows(positions)
+    states = Rows([positions for positions, _ in laid_out])
     longest = max(map(len, ids))
     all_ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in ids])
     cache = SimpleNamespace(mm_features=dict(enumerate(features)))
@@ -253,4 +251,4 @@ def test_the_second_runner(model: LocalModel, reference: Reference) -> None:
         kept = reference.kept(item, QUESTIONS[0], 30)
         expected = reference.native_positions(prompt, [item], [kept], 1)
         assert states.stored[number].tolist() == expected[:, :-1].tolist()
-        assert states.delta[number] == int(expected[0, -1]) - len(ids[number])
+        assert laid_out[number][1] == int(expected[0, -1]) - len(ids[number])
