@@ -68,8 +68,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--anchorprune-query",
         choices=SCOPES,
         help="Which words tokens are chosen for. turn (default): the user turn that holds the "
-        "media, so that later turns still hit the prefix cache. last: the last user turn. all: all "
-        "user turns. none: no question.",
+        "media, or the user's words nearest to it, so that later turns still hit the prefix cache. "
+        "last: the last user turn. all: all user turns. none: no question.",
     )
     group.add_argument(
         "--anchorprune-text-encoder",
