@@ -2,11 +2,12 @@
 """The query words of prompts, over chat templates in the format of real models."""
 
 import importlib.util
+import inspect
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from functools import cache
+from re import _constants, _parser
 
 import pytest
 from hypothesis import given, settings
@@ -758,33 +759,67 @@ def test_decodes_nothing_that_is_not_asked_for():
     assert tokenizer.decoded == len(with_media) - 2
 
 
-def cpu_time(reader, ids):
-    times = []
-    for _ in range(5):
-        start = time.process_time()
+def lines_run(reader, ids):
+    """How many lines of `query.py` one reading takes."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if frame.f_code.co_filename != inspect.getfile(QueryReader):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
         reader.read(ids, "turn")
-        times.append(time.process_time() - start)
-    return min(times)
+    finally:
+        sys.settrace(before)
+    return count
 
 
-@pytest.mark.parametrize(
-    "filler", ["a b ", "<", "<|im_start|>", "<|im_start|> \n", "  \n", "USER", "USER: "]
-)
+@pytest.mark.parametrize("filler", ["a b ", "<|im_start|>user\n", "USER: ", f"USER: a {IMG} b "])
 @pytest.mark.parametrize("template", [QWEN, LLAVA], ids=["qwen", "llava"])
-def test_time_is_linear(template, filler):
+def test_work_is_linear(template, filler):
     reader, tokenizer = reader_for("byte-level", template), tokenizer_named("byte-level")
-    short, long = (encode(tokenizer, IMG + filler * (n // len(filler))) for n in (8_000, 64_000))
-    assert cpu_time(reader, long) < 30 * cpu_time(reader, short)
+    short, long = (lines_run(reader, encode(tokenizer, IMG + filler * n)) for n in (100, 800))
+    assert 0 < long <= 8 * short
+
+
+def parsed(reader):
+    """The alternatives of the pattern that cuts a prompt into turns."""
+    ((operator, (_, alternatives)),) = _parser.parse(reader._markers._cut.pattern)
+    assert operator is _constants.BRANCH
+    return alternatives
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_pattern_never_reads_text_twice(template):
+    """Each alternative begins with a letter, and behind blanks, the only repeats, comes another.
+
+    So a run of blanks is read once for the letters before it, and never again from inside it.
+    """
+
+    def check(pattern):
+        for (operator, value), behind in zip(pattern, [*pattern[1:], (None, None)], strict=True):
+            if operator is _constants.MAX_REPEAT and value[1] is _constants.MAXREPEAT:
+                assert str(value[2]) == str(_parser.parse(r"\s"))
+                assert behind[0] is _constants.LITERAL
+                assert not chr(behind[1]).isspace()
+
+    for alternative in parsed(reader_for("byte-level", TEMPLATES[template])):
+        assert alternative[0][0] is _constants.LITERAL
+        check(alternative)
 
 
 def test_thousands_of_special_tokens_cost_nothing():
     tokenizer = byte_level()
     few = make_reader(tokenizer, QWEN)
-    ids = encode(tokenizer, IMG + "<|" * 20_000)
     reserved = [AddedToken(f"<|reserved_{i}|>", special=True) for i in range(3000)]
     tokenizer.add_tokens(reserved)
     many = make_reader(tokenizer, QWEN)
-    assert cpu_time(many, ids) < 3 * cpu_time(few, ids)
+    assert len(parsed(many)) == len(parsed(few)) < 20
     ids = encode(tokenizer, IMG + "One <|reserved_12|> and <|reserved_1234|>two")
     assert many.read(ids, "turn")["image"] == ["One and two"]
 
