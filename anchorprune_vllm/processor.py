@@ -28,7 +28,7 @@ from vllm.renderers.hf import resolve_chat_template
 
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
-from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
@@ -92,7 +92,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     @cached_property
     def _tokenize_query(self) -> QueryTokenizer:
         text_encoder = self._text_encoder()
-        log_active(self.prune_config, text_encoder)
+        logger.info_once(active_line(self.prune_config, text_encoder))
         return self._make_query_tokenizer(text_encoder)
 
     @abstractmethod
