@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -160,6 +161,12 @@ class PruneConfig:
         """Identifies the settings that, with media, query and budget, decide which tokens stay."""
         deciding = {k: v for k, v in self.to_dict().items() if k not in _NOT_IN_FINGERPRINT}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resembles_config_key(name: str) -> bool:
+    """Whether a name is `anchorprune`, or is likely to be meant for it."""
+    letters = re.sub("[^a-z]", "", name.lower())
+    return CONFIG_KEY in letters or bool(get_close_matches(letters, [CONFIG_KEY], cutoff=0.75))
 
 
 def check_names(settings: object) -> None:
