@@ -10,7 +10,7 @@ from typing import Any
 
 from anchorprune_vllm import methods
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
+from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_names
 from anchorprune_vllm.query import SCOPES
 
 _PREFIX = "anchorprune_"
@@ -30,7 +30,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
     def parse_known_args(*args: Any, **kwargs: Any) -> Any:
         namespace, rest = parse(*args, **kwargs)
-        _fold(namespace)
+        try:
+            _fold(namespace)
+        except ValueError as error:
+            parser.error(str(error))
         return namespace, rest
 
     parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
@@ -65,8 +68,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--anchorprune-query",
         choices=SCOPES,
         help="Which words tokens are chosen for. turn (default): the user turn that holds the "
-        "media, so that later turns still hit the prefix cache. last: the last user turn. all: all "
-        "user turns. none: no question.",
+        "media, or the user's words nearest to it, so that later turns still hit the prefix cache. "
+        "last: the last user turn. all: all user turns. none: no question.",
     )
     group.add_argument(
         "--anchorprune-text-encoder",
@@ -79,12 +82,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--anchorprune-config",
         type=_one_line(_read_config),
         metavar="JSON",
-        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "positions": "native"}\'.',
+        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "positions": "native"}\'. A '
+        "flag of its own wins over the same setting in here, and both win over --hf-overrides.",
     )
 
 
 def _fold(args: argparse.Namespace) -> None:
-    """Write the settings given as flags into `args.hf_overrides`, beside the user's own."""
+    """Write the settings given as flags into `args.hf_overrides`, beside the user's own.
+
+    A flag wins over `--anchorprune-config`, and that over `--hf-overrides`. What they say together
+    is checked, as one of them may need another: `method_options` need the method.
+    """
     flags = {
         name.removeprefix(_PREFIX): value
         for name, value in vars(args).items()
@@ -93,9 +101,11 @@ def _fold(args: argparse.Namespace) -> None:
     if not flags:
         return
     given = ", ".join(f"--{_PREFIX}{name}".replace("_", "-") for name in flags)
-    settings = {**flags.pop("config", {}), **flags}
     overrides = dict(args.hf_overrides or {})
-    settings = CommandLineSettings({**overrides.get(CONFIG_KEY, {}), **settings})
+    own = overrides.get(CONFIG_KEY, {})
+    check_names(own)
+    settings = CommandLineSettings({**own, **flags.pop("config", {}), **flags})
+    PruneConfig.from_dict({"budget": "100%", **settings})  # inert without a budget, but checked
     if "video_budget" in settings:  # alone, it leaves images as they are
         settings.setdefault("budget", "100%")
     if "budget" in settings:
@@ -125,8 +135,5 @@ def _read_config(text: str) -> dict[str, Any]:
         settings = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"anchorprune: settings must be JSON, got {text!r} ({error})") from error
-    # The budget may come by its own flag; here only the rest is checked.
-    PruneConfig.from_dict(
-        {"budget": "100%", **settings} if isinstance(settings, dict) else settings
-    )
+    check_names(settings)
     return settings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -127,12 +128,7 @@ class PruneConfig:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> PruneConfig:
         """Validate a dictionary; unknown keys are refused by name."""
-        if not isinstance(settings, Mapping):
-            raise ValueError(
-                f"anchorprune: settings must be a dictionary such as "
-                f'{{"budget": 64}}, got {settings!r}'
-            )
-        check_keys(settings, [each.name for each in fields(cls)])
+        check_names(settings)
         if "budget" not in settings:
             raise ValueError('anchorprune: settings need a budget, such as {"budget": 64}')
         return cls(**settings)
@@ -165,6 +161,21 @@ class PruneConfig:
         """Identifies the settings that, with media, query and budget, decide which tokens stay."""
         deciding = {k: v for k, v in self.to_dict().items() if k not in _NOT_IN_FINGERPRINT}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resembles_config_key(name: str) -> bool:
+    """Whether a name is `anchorprune`, or is likely to be meant for it."""
+    letters = re.sub("[^a-z]", "", name.lower())
+    return CONFIG_KEY in letters or bool(get_close_matches(letters, [CONFIG_KEY], cutoff=0.75))
+
+
+def check_names(settings: object) -> None:
+    """Refuse what is no dictionary, and names of settings that do not exist."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f'anchorprune: settings must be a dictionary such as {{"budget": 64}}, got {settings!r}'
+        )
+    check_keys(settings, [each.name for each in fields(PruneConfig)])
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anchorprune_vllm.compat import apply_patches
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
+from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
 from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.metrics.requests import start_metrics
 from anchorprune_vllm.models import ARCHITECTURES, model_class
@@ -46,10 +46,11 @@ def _register_llava_video() -> None:
 
 def check_model(engine_args: Any, model_config: Any) -> None:
     """Raise ValueError if pruning is asked of a model, or in a way, that cannot be served."""
-    if CONFIG_KEY in (engine_args.mm_processor_kwargs or {}):
+    misplaced = [*filter(resembles_config_key, engine_args.mm_processor_kwargs or {})]
+    if misplaced:
         raise ValueError(
-            f"anchorprune: {CONFIG_KEY!r} in --mm-processor-kwargs is for single requests; set the "
-            "server's defaults with --anchorprune-budget (offline: "
+            f"anchorprune: {misplaced[0]!r} in --mm-processor-kwargs is for single requests; set "
+            "the server's defaults with --anchorprune-budget (offline: "
             f'hf_overrides={{"{CONFIG_KEY}": {{"budget": 64}}}})'
         )
     if model_config.architecture in ARCHITECTURES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,43 +25,24 @@ from vllm.multimodal.processing import (
     ProcessorInputs,
 )
 from vllm.renderers.hf import resolve_chat_template
+from vllm.transformers_utils.processor import get_processor_kwargs_keys, get_processor_kwargs_type
 
-from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
-from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.metrics.families import FALLBACKS
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
 from anchorprune_vllm.placeholders import shortened
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, media_key, to_fields
 from anchorprune_vllm.query import SCOPES, QueryReader
+from anchorprune_vllm.request import ItemRequest, check_request_keys, read_override
 
 QueryTokenizer = Callable[[str], Tensor]
 """Query words to [segments, length] token ids, as the model's signals want them."""
 
 
-# A prompt's own words are bounded by the model's context; an override's are not.
-_LONGEST_QUERY = 20_000
-
-
-@dataclass(frozen=True)
-class _Request:
-    """One item's part of a request, before its candidates are counted."""
-
-    media_hash: str
-    budget: Budget
-    query: str
-    lacks_query: bool
-    """A question was looked for, and none was found."""
-
-    def identity(self, fingerprint: str) -> dict[str, str]:
-        """What, besides the media, decides the item's embeddings."""
-        # All tokens stay whatever is asked: every question may share the same entry.
-        query = "" if self.budget.keeps_all else self.query
-        return {"budget": str(self.budget), "query": query, "settings": fingerprint}
-
-
-_Requests = Mapping[str, Sequence[_Request]]
+_Requests = Mapping[str, Sequence[ItemRequest]]
 
 
 class _DummyInputs(ProcessorInputs):
@@ -92,7 +73,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     @cached_property
     def _tokenize_query(self) -> QueryTokenizer:
         text_encoder = self._text_encoder()
-        log_active(self.prune_config, text_encoder)
+        logger.info_once(active_line(self.prune_config, text_encoder))
         return self._make_query_tokenizer(text_encoder)
 
     @abstractmethod
@@ -138,14 +119,14 @@ class PruningProcessor(BaseMultiModalProcessor):
             )
 
     def _read_requests(self, inputs: ProcessorInputs) -> _Requests:
-        override = inputs.hf_processor_mm_kwargs.get(CONFIG_KEY, {})
-        budget, query = _read_override(override)
+        check_request_keys(inputs.hf_processor_mm_kwargs, self._keys_of_hf_processor)
+        budget, query = read_override(inputs.hf_processor_mm_kwargs.get(CONFIG_KEY, {}))
         scope = query if query in SCOPES else self.prune_config.query
         words = self._query_reader.read(inputs.prompt, scope)
         plain = replace(inputs, hf_processor_mm_kwargs=_without_ours(inputs.hf_processor_mm_kwargs))
         hashes = super()._get_mm_hashes(plain)
 
-        requests: dict[str, list[_Request]] = {}
+        requests: dict[str, list[ItemRequest]] = {}
         for modality, items in inputs.mm_data_items.items():
             if isinstance(items, (EmbeddingItems, DictEmbeddingItems)):
                 continue  # the client's own embeddings: nothing to choose by, passed on as given
@@ -157,7 +138,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
             requests[modality] = [
-                _Request(
+                ItemRequest(
                     item_hash,
                     budget or self.prune_config.budget_for(modality),
                     item_words,
@@ -166,6 +147,10 @@ class PruningProcessor(BaseMultiModalProcessor):
                 for item_hash, item_words in zip(hashes[modality], found, strict=True)
             ]
         return requests
+
+    def _keys_of_hf_processor(self) -> set[str]:
+        """The keys of `mm_processor_kwargs` that the model's own processor declares."""
+        return get_processor_kwargs_keys(get_processor_kwargs_type(self.info.get_hf_processor()))
 
     # -- metrics ---------------------------------------------------------------------------------
 
@@ -180,15 +165,21 @@ class PruningProcessor(BaseMultiModalProcessor):
         return result
 
     def _count(
-        self, modality: str, items: Sequence[_Request], updates: Sequence[Sequence[Any]]
+        self, modality: str, items: Sequence[ItemRequest], updates: Sequence[Sequence[Any]]
     ) -> None:
         """Items with the updates of the prompt that each of them makes."""
         metrics = request_metrics(self.info.ctx.model_config, modality)
-        if metrics is None:
-            return
         for item, (update, *_) in zip(items, updates, strict=True):
-            placed = update.content
-            metrics.count(placed.unpruned, len(placed.full), lacks_query=item.lacks_query)
+            unpruned, kept = update.content.unpruned, len(update.content.full)
+            if item.lacks_query and kept < unpruned:
+                logger.warning_once(
+                    "AnchorPrune: no question was found for an item (%s), which is pruned without "
+                    'one. Later ones are counted only: %s{reason="no_query"}',
+                    modality,
+                    *FALLBACKS.samples,
+                )
+            if metrics is not None:
+                metrics.count(unpruned, kept, lacks_query=item.lacks_query)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -314,7 +305,7 @@ def refuse_overrides(processor: BaseMultiModalProcessor) -> BaseMultiModalProces
     apply = processor.apply
 
     def apply_or_refuse(inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        if CONFIG_KEY in inputs.hf_processor_mm_kwargs:
+        if any(map(resembles_config_key, inputs.hf_processor_mm_kwargs)):
             raise ValueError(
                 "anchorprune: pruning is off for this model, so a request cannot set a budget; "
                 "start vLLM with --anchorprune-budget (100% keeps all tokens by default)"
@@ -340,29 +331,3 @@ def _shape(item: Any) -> object:
     if isinstance(item, list):
         return len(item), _shape(item[0])
     return tuple(item.shape) if hasattr(item, "shape") else item.size
-
-
-def _read_override(override: object) -> tuple[Budget | None, str | None]:
-    """A request's own budget and query (a scope's name, or the words themselves)."""
-    if not isinstance(override, Mapping):
-        raise ValueError(
-            "anchorprune: mm_processor_kwargs['anchorprune'] must be a dictionary such as "
-            f'{{"budget": 128}}, got {override!r}'
-        )
-    check_keys(override, ["budget", "query"])
-    query = override.get("query")
-    if query is not None and not isinstance(query, str):
-        raise ValueError(
-            f"anchorprune: query must be one of {', '.join(SCOPES)}, or the words to prune for, "
-            f"got {query!r}"
-        )
-    if query is not None and len(query) > _LONGEST_QUERY:
-        raise ValueError(
-            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are allowed"
-        )
-    try:
-        (query or "").encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
-    budget = Budget.parse(override["budget"]) if "budget" in override else None
-    return budget, query

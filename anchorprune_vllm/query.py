@@ -9,6 +9,9 @@ Turns are told apart by text, as a prompt holds nothing else: where the markers 
 (LLaVA's `USER:`), a user who writes such a word alone ends the turn there, as the model sees it
 too. A system prompt that the template puts into the user's turn without a marker of its own
 (Gemma, early Mistral) cannot be told from the user's words.
+
+Which question an image has is decided when it is first answered, and later turns leave it alone:
+vLLM's prefix cache holds the image under its question.
 """
 
 import re
@@ -24,7 +27,8 @@ from jinja2 import TemplateError
 Scope = Literal["turn", "last", "all", "none"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-_ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+_Role = Literal["system", "user", "assistant", "tool"]
+_ROLES: dict[str, _Role] = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 # Conversations by the initials of their roles. How a role ends comes before what may follow it.
 _LESSONS = ("u", "ua", "uau", "su", "us", "ut", "uat")
 _EXAMS = ("u", "uau", "uauau")
@@ -60,14 +64,15 @@ class QueryReader:
     def read(self, prompt_ids: Sequence[int], scope: Scope) -> dict[str, list[str]]:
         """The query of each placeholder, by modality, in prompt order.
 
-        - `turn`: the user's words in the turn of the placeholder; if there are none, those of the
-          next user turn that has some. For media outside the user's turns: the next user turn,
-          or the last one if no other follows.
+        - `turn`: the user's words in the turn of the placeholder. If there are none, the first
+          that exists of: the user's next words before the assistant answers, the user's last words
+          before the placeholder, the user's next words after the answer.
         - `last`: the last user turn that has words.
         - `all`: all user turns, one per line.
         - `none`: nothing.
 
-        Words on both sides of a placeholder are joined by a space.
+        If no user turn has words, these three return the system prompt, unless it is the template's
+        own. Words on both sides of a placeholder are joined by a space.
         """
         if scope not in SCOPES:
             raise ValueError(f"query scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
@@ -84,21 +89,25 @@ class QueryReader:
         starts, ends = [0, *(i + 1 for i in places)], [*places, len(prompt_ids)]
         pieces = (list(prompt_ids[i:j]) for i, j in zip(starts, ends, strict=True))
         turns, holders = self._markers.split(map(self._decode, pieces))
-        words = [turn.words() if turn.by_user else "" for turn in turns]
+        words = [turn.words() if turn.role == "user" else "" for turn in turns]
+        asked = list(filter(None, words)) or [self._markers.system_prompt(turns)]
         if scope == "all":
-            return ["\n".join(filter(None, words))] * len(places)
-        last = next(filter(None, reversed(words)), "")
+            return ["\n".join(asked)] * len(places)
         if scope == "last":
-            return [last] * len(places)
-        ahead = words.copy()  # from each turn on, the first words
+            return [asked[-1]] * len(places)
+        before, unanswered, after = words.copy(), words.copy(), words.copy()
+        for i in range(1, len(words)):
+            before[i] = words[i] or before[i - 1]
         for i in reversed(range(len(words) - 1)):
-            ahead[i] = words[i] or ahead[i + 1]
-        return [ahead[i] or ("" if turns[i].by_user else last) for i in holders[:-1]]
+            after[i] = words[i] or after[i + 1]
+            if turns[i + 1].role != "assistant":
+                unanswered[i] = words[i] or unanswered[i + 1]
+        return [unanswered[i] or before[i] or after[i] or asked[0] for i in holders[:-1]]
 
 
 @dataclass(slots=True)
 class _Turn:
-    by_user: bool
+    role: _Role
     parts: list[str] = field(default_factory=list)
 
     def words(self) -> str:
@@ -108,22 +117,23 @@ class _Turn:
 class _Markers:
     """Splits decoded text into turns at the markers, and drops the special tokens.
 
-    `user`: what stands before a user's words. `other`: what stands before or after all else.
+    `marks` says whose words follow each marker.
     """
 
-    def __init__(self, user: set[str], other: set[str], specials: set[str]) -> None:
+    def __init__(self, marks: Mapping[str, _Role], specials: set[str]) -> None:
         # The longest first: "[INST] <<SYS>>" opens a system prompt, "[INST]" a user's turn.
-        marks = sorted(user | other, key=len, reverse=True)
-        self._opens_user = [mark in user for mark in marks]
+        ordered = sorted(marks, key=len, reverse=True)
+        self._roles = [marks[mark] for mark in ordered]
         special = _any_of(specials)
         # Every branch starts with a letter of its own, which lets `re` skip ahead to the next
         # candidate (ten times faster); so the group that tells the branches apart comes last.
-        branches = [f"{_marker_pattern(mark, special)}()" for mark in marks]
+        branches = [f"{_marker_pattern(mark, special)}()" for mark in ordered]
         self._cut = re.compile("|".join([*branches, special]))
+        self._own_system_prompt = ""
 
     def split(self, pieces: Iterable[str]) -> tuple[list[_Turn], list[int]]:
         """The turns in `pieces`, and the turn in which each piece ends."""
-        turns = [_Turn(by_user=False)]
+        turns = [_Turn("system")]  # some templates write it without a marker
         holders = []
         for piece in pieces:
             start = 0
@@ -131,12 +141,24 @@ class _Markers:
                 turns[-1].parts.append(piece[start : match.start()])
                 start = match.end()
                 if match.lastindex is not None:
-                    turns.append(_Turn(self._opens_user[match.lastindex - 1]))
+                    turns.append(_Turn(self._roles[match.lastindex - 1]))
             turns[-1].parts.append(piece[start:])
             holders.append(len(turns) - 1)
-        if not any(turn.by_user for turn in turns):  # not written with the template
-            turns[0].by_user = True
+        if not any(turn.role == "user" for turn in turns):  # not written with the template
+            turns[0].role = "user"
         return turns, holders
+
+    def system_prompt(self, turns: list[_Turn]) -> str:
+        """The words of the system prompt; none if the template wrote them by itself."""
+        found = (turn.words() for turn in turns if turn.role == "system")
+        words = next(filter(None, found), "")
+        return "" if words == self._own_system_prompt else words
+
+    def learn_own_system_prompt(self, render: _Render) -> None:
+        """Read what the template says to the model when nobody gave it a system prompt."""
+        parts = render("u", False)
+        if parts is not None:
+            self._own_system_prompt = self.system_prompt(self.split([parts[0]])[0])
 
 
 def _learn(tokenizer: Any, chat_template: str | None) -> _Markers:
@@ -147,13 +169,15 @@ def _learn(tokenizer: Any, chat_template: str | None) -> _Markers:
     if chat_template is not None:
         for content in _CONTENT_FORMS:
             render = partial(_render, tokenizer, chat_template, content)
-            user, other = _collect(render)
+            marks = _collect(render)
             # Alone before a system prompt, the start of the text marks nothing; users write <s>.
-            other.discard(getattr(tokenizer, "bos_token", None) or "")
-            markers = _Markers(user, other, specials)
-            if user and other and _passes(markers, render):
+            marks.pop(getattr(tokenizer, "bos_token", None) or "", None)
+            markers = _Markers(marks, specials)
+            roles = set(marks.values())
+            if "user" in roles and len(roles) > 1 and _passes(markers, render):
+                markers.learn_own_system_prompt(render)
                 return markers
-    return _Markers(set(), set(), specials)
+    return _Markers({}, specials)
 
 
 def _render(
@@ -180,10 +204,11 @@ def _render(
     return parts if parts[1::2] == said else None
 
 
-def _collect(render: _Render) -> tuple[set[str], set[str]]:
-    """What opens a user's turn, and what closes it or opens any other."""
+def _collect(render: _Render) -> dict[str, _Role]:
+    """Each marker, and whose words follow it."""
     opens: dict[str, set[str]] = {role: set() for role in _ROLES}
     closes: set[str] = set()
+    answers: set[str] = set()
     ends: dict[str, str] = {}
     for roles, ask in product(_LESSONS, (False, True)):
         parts = render(roles, ask)
@@ -195,14 +220,17 @@ def _collect(render: _Render) -> tuple[set[str], set[str]]:
             if right != "$":
                 opens[right].add(gap.removeprefix(ends.get(left, "")).strip())
             if left == "u":
-                closes.add(gap.strip())
+                (answers if right == "a" else closes).add(gap.strip())
     # What stands before the first user message may begin with a default system prompt: the
     # opening of a later one is the end of it.
     marks = opens["u"] - {""}
     user = {mark for mark in marks if not mark.endswith(tuple(marks - {mark}))}
+    found: dict[str, _Role] = dict.fromkeys(closes | opens["t"], "tool")
+    found |= dict.fromkeys(opens["s"], "system")
+    found |= dict.fromkeys(opens["a"] | answers, "assistant")
     # A template may put system prompts and tool results into user turns.
-    other = opens["s"] | opens["a"] | opens["t"] | closes
-    return user, {mark for mark in other - {""} if not mark.endswith(tuple(user))}
+    others = {mark: role for mark, role in found.items() if mark and not mark.endswith(tuple(user))}
+    return {**others, **dict.fromkeys(user, "user")}
 
 
 def _passes(markers: _Markers, render: _Render) -> bool:
@@ -212,7 +240,7 @@ def _passes(markers: _Markers, render: _Render) -> bool:
         if parts is not None:
             turns, _ = markers.split(["".join(parts)])
             said = [text for role, text in zip(roles, parts[1::2], strict=True) if role == "u"]
-            if [turn.words() for turn in turns if turn.by_user] != said:
+            if [turn.words() for turn in turns if turn.role == "user"] != said:
                 return False
     return True
 

@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 
 from anchorprune_vllm.config import PruneConfig, Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.logger import log_active
+from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.models.pruned import keys_of_all_heads, mean_over_heads
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
@@ -108,11 +108,10 @@ class PairedPrunedModel(LinearPositionsModel):
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
         model_config = vllm_config.model_config
         vision_config = model_config.hf_config.vision_config
-        if "features" not in self.needs:
-            log_active(config, "none")
-            return PlainSignals(self._context_of)
         text_encoder = self.pair_family.find(vision_config, config.text_encoder)
-        log_active(config, text_encoder)
+        logger.info_once(active_line(config, text_encoder))
+        if "features" not in self.needs:
+            return PlainSignals(self._context_of)
         device = vllm_config.device_config.device
         pair = self.pair_family.load(text_encoder, model_config.dtype, device)
         # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.

@@ -27,7 +27,7 @@ from vllm.multimodal.parse import MultiModalDataItems
 from anchorprune_vllm.channels import append_numbers, split_numbers
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.logger import log_active, logger
+from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.methods import Signal
 from anchorprune_vllm.models.pruned import (
     PrunedModel,
@@ -251,7 +251,7 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
             )
 
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
-        log_active(config, _TEXT_ENCODER)
+        logger.info_once(active_line(config, _TEXT_ENCODER))
         if vllm_config.compilation_config.cudagraph_mm_encoder:
             # They would bypass `embed_multimodal`, and so the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False

@@ -16,6 +16,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.parse import parse_mm_uuids
 
 import anchorprune_vllm
+from anchorprune_vllm.logger import logger
 from anchorprune_vllm.metrics.families import FALLBACKS, ITEMS_PRUNED, TOKENS_AFTER, TOKENS_BEFORE
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.processor import PruningProcessor
@@ -232,6 +233,44 @@ def test_queries_that_are_refused(processor: Any, query: str, words: str) -> Non
         process(processor, ask("Why?"), picture(1), override={"query": query})
 
 
+class TestKeysOfRequests:
+    """`mm_processor_kwargs` holds keys of ours and of the model's own HF processor."""
+
+    @staticmethod
+    def send(processor: Any, **kwargs: Any) -> Any:
+        return processor(
+            in_dialect(ask("Why?"), processor.info.get_tokenizer()),
+            processor.info.parse_mm_data({"image": [picture(1)]}),
+            hf_processor_mm_kwargs=kwargs,
+        )
+
+    @pytest.mark.parametrize("key", ["anchor_prune", "budget", "query", "tau"])
+    def test_ours_in_the_wrong_place(self, processor: Any, key: str) -> None:
+        with pytest.raises(ValueError, match=f"unknown key '{key}' in mm_processor_kwargs; a requ"):
+            self.send(processor, **{key: 3})
+        with pytest.raises(ValueError, match=f"unknown key '{key}'"):
+            self.send(processor, anchorprune={"budget": 3}, **{key: 3})
+
+    def test_those_of_the_hf_processor(
+        self, processor: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.send(processor, do_rescale=True)
+        declared = processor._keys_of_hf_processor()
+        assert {"size", "do_rescale", "images_kwargs"} <= declared
+        monkeypatch.setattr(processor, "_keys_of_hf_processor", lambda: {*declared, "budget"})
+        (plan,) = plans_of(self.send(processor, budget=3))
+        assert plan.kept == 16
+
+    @pytest.mark.parametrize("key", ["anchorprune", "anchor_prune"])
+    def test_pruning_that_is_off(self, any_model: Path, key: str) -> None:
+        anchorprune_vllm.register()
+        config = EngineArgs(model=str(any_model), dtype="float32").create_model_config()
+        off = MULTIMODAL_REGISTRY.create_processor(config)
+        self.send(off, do_rescale=True)
+        with pytest.raises(ValueError, match="pruning is off for this model, so a request cannot"):
+            self.send(off, **{key: {"budget": 3}})
+
+
 def test_the_encoder_is_planned_for_unpruned_images(processor: Any, reference: Reference) -> None:
     sizes = [(1008, 1008), (372, 834)]  # the first is the largest for all but LLaVA-OneVision
     largest = max(reference.unpruned(picture(1, size)) for size in sizes)
@@ -315,6 +354,23 @@ class TestMetrics:
     def test_no_query(self, processor: Any, question: str, override: Any, no_query: int) -> None:
         grown = self.grown(processor, (ask(question), picture(73)), override=override)
         assert (grown["pruned"], grown["no_query"]) == (1, no_query)
+
+    def test_no_query_is_said_once(self, any_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And with metrics off, too; vLLM's logger drops lines that it has seen."""
+        lines: list[str] = []
+        monkeypatch.setattr(logger, "warning_once", lambda text, *args: lines.append(text % args))
+        for options in ({}, {"disable_log_stats": True}):
+            quiet = make(any_model, options)
+            quiet.get_dummy_mm_inputs({"image": 1})
+            process(quiet, ask("Why?"), picture(76))
+            process(quiet, ask(""), picture(76), override={"query": "none"})
+            process(quiet, ask(""), picture(76), override={"budget": "100%"})
+            assert lines == []
+            process(quiet, ask(""), picture(76))
+            (line,) = lines
+            assert "no question was found for an item (image), which is pruned without" in line
+            assert 'vllm:anchorprune_fallbacks_total{reason="no_query"}' in line
+            lines.clear()
 
     def test_methods_that_do_not_ask_lack_nothing(self, any_model: Path) -> None:
         processor = make(any_model, method="divprune")

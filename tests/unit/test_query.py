@@ -2,11 +2,12 @@
 """The query words of prompts, over chat templates in the format of real models."""
 
 import importlib.util
+import inspect
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from functools import cache
+from re import _constants, _parser
 
 import pytest
 from hypothesis import given, settings
@@ -294,9 +295,11 @@ class Case:
     last: str
     all: str
 
-    def expected(self, scope):
-        same = {"last": self.last, "all": self.all, "none": ""}
-        queries = self.turn if scope == "turn" else [same[scope]] * len(self.turn)
+    def expected(self, scope, system=""):
+        """`system`: the prompt that is asked with where the user has no words."""
+        same = {"last": self.last or system, "all": self.all or system, "none": ""}
+        queries = [words or system for words in self.turn]
+        queries = queries if scope == "turn" else [same[scope]] * len(queries)
         return by_modality(self.conversation, queries)
 
 
@@ -343,7 +346,15 @@ CASES = {
         "Sure?",
         "Same place?\nSure?",
     ),
-    "words-came-before": Case(dialogue(["Hello"], "Hi", [IMG]), [""], "Hello", "Hello"),
+    "words-came-before": Case(
+        dialogue(["What is it?"], "Show me.", [IMG]), ["What is it?"], "What is it?", "What is it?"
+    ),
+    "words-on-both-sides": Case(
+        dialogue(["One?"], "1", [IMG], "Hm", [VID], "Two?", ["Three?"]),
+        ["One?", "One?"],
+        "Three?",
+        "One?\nThree?",
+    ),
     "no-media": Case(dialogue(["Hello"], "Hi", ["Bye"]), [], "Bye", "Hello\nBye"),
 }
 
@@ -363,12 +374,14 @@ def test_reads_the_users_words(template, tokenizer, case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", sorted(WITH_SYSTEM))
-def test_leaves_the_system_prompt_out(template, tokenizer, case):
+def test_the_system_prompt_is_asked_with_only_if_no_user_has_words(template, tokenizer, case):
     case, template = CASES[case], TEMPLATES[template]
-    system = ("system", "You help the user.\nAnswer in French!")
-    ids = render(tokenizer_named(tokenizer), template, [system, *case.conversation])
+    system = "You help the user.\nAnswer in French!"
+    conversation = [("system", system), *case.conversation]
+    ids = render(tokenizer_named(tokenizer), template, conversation)
     for scope in SCOPES:
-        assert reader_for(tokenizer, template).read(ids, scope) == case.expected(scope), scope
+        found = reader_for(tokenizer, template).read(ids, scope)
+        assert found == case.expected(scope, system), scope
 
 
 # --- Random conversations ------------------------------------------------------------------------
@@ -384,27 +397,30 @@ user_parts = st.lists(words | st.sampled_from(sorted(MEDIA)), max_size=6).map(
 
 
 @st.composite
-def conversations(draw, system):
+def conversations(draw, system, in_a_row):
+    """`in_a_row`: a user may send several messages before the assistant answers."""
     turns = [("system", draw(words))] if system and draw(st.booleans()) else []
-    for _ in range(draw(st.integers(0, 3))):
-        turns += [("user", *draw(user_parts)), ("assistant", draw(words))]
-    return [*turns, ("user", *draw(user_parts))]
+    for last in [False] * draw(st.integers(0, 3)) + [True]:
+        messages = draw(st.lists(user_parts, min_size=1, max_size=3 if in_a_row else 1))
+        turns += [("user", *parts) for parts in messages]
+        turns += [] if last else [("assistant", draw(words))]
+    return turns
 
 
 def oracle(conversation, scope):
     """What `read` promises, said in another way."""
-    said = [
-        " ".join(p for p in parts if p not in MEDIA)
-        for role, *parts in conversation
-        if role == "user"
-    ]
-    asked = [text for text in said if text]
+    roles = [role for role, *_ in conversation]
+    said = [" ".join(p for p in parts if p not in MEDIA) for _, *parts in conversation]
+    by_user = [text if role == "user" else "" for role, text in zip(roles, said, strict=True)]
+    system = said[0] if roles[0] == "system" else ""
+    asked = [text for text in by_user if text] or [system]
     queries = []
-    for turn, (_, *parts) in enumerate(c for c in conversation if c[0] == "user"):
-        own = next((text for text in said[turn:] if text), "")
+    for place, (_, *parts) in enumerate(conversation):
+        answer = [*roles, "assistant"].index("assistant", place)
+        in_order = by_user[place:answer] + by_user[:place][::-1] + by_user[answer:] + [system]
         query = {
-            "turn": own,
-            "last": asked[-1] if asked else "",
+            "turn": next((text for text in in_order if text), ""),
+            "last": asked[-1],
             "all": "\n".join(asked),
             "none": "",
         }
@@ -421,7 +437,9 @@ def oracle(conversation, scope):
     ask=st.booleans(),
 )
 def test_reads_what_was_put_in(data, template, tokenizer, scope, ask):
-    conversation = data.draw(conversations(system=template in WITH_SYSTEM))
+    conversation = data.draw(
+        conversations(system=template in WITH_SYSTEM, in_a_row=template in ANY_ROLES)
+    )
     ids = render(tokenizer_named(tokenizer), TEMPLATES[template], conversation, ask)
     found = reader_for(tokenizer, TEMPLATES[template]).read(ids, scope)
     assert found == oracle(conversation, scope)
@@ -430,14 +448,20 @@ def test_reads_what_was_put_in(data, template, tokenizer, scope, ask):
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), template=st.sampled_from(sorted(TEMPLATES)))
 def test_later_turns_leave_earlier_answers_alone(data, template):
-    conversation = data.draw(conversations(system=False))
+    """Only what had no question of a user gets one later."""
+    conversation = data.draw(
+        conversations(system=template in WITH_SYSTEM, in_a_row=template in ANY_ROLES)
+    )
+    system = conversation[0][1] if conversation[0][0] == "system" else ""
     reader, tokenizer = reader_for("byte-level", TEMPLATES[template]), tokenizer_named("byte-level")
     final = reader.read(render(tokenizer, TEMPLATES[template], conversation), "turn")
-    for length in range(1, len(conversation), 2):
+    for length, (role, *_) in enumerate(conversation):
+        if role != "assistant":
+            continue
         ids = render(tokenizer, TEMPLATES[template], conversation[:length])
         for modality, queries in reader.read(ids, "turn").items():
             for early, late in zip(queries, final[modality], strict=False):
-                assert early in ("", late)
+                assert early in (system, late)
 
 
 # --- Roles ---------------------------------------------------------------------------------------
@@ -467,7 +491,7 @@ def test_leaves_tool_results_out(template, tokenizer):
         "image": ["One?\nTwo?\nThree?"],
         "video": ["One?\nTwo?\nThree?"],
     }
-    assert reader.read(ids, "turn") == {"image": ["One?"], "video": ["Two?"]}  # the next
+    assert reader.read(ids, "turn") == {"image": ["One?"], "video": ["One?"]}  # as before
 
 
 @pytest.mark.parametrize("template", ANY_ROLES)
@@ -478,12 +502,55 @@ def test_media_of_the_system_and_the_assistant(template):
     assert reader.read(ids, "turn") == {"image": ["One?"], "video": ["One?"]}
     conversation += [("user", IMG), ("assistant", "Hm"), ("user", "Two?")]
     ids = render(tokenizer, TEMPLATES[template], conversation)
-    assert reader.read(ids, "turn") == {"image": ["One?", "Two?"], "video": ["Two?"]}
+    assert reader.read(ids, "turn") == {"image": ["One?", "One?"], "video": ["One?"]}
 
 
-def test_system_alone_is_not_a_query():
+@pytest.mark.parametrize("template", ANY_ROLES)
+def test_words_after_media_of_the_assistant(template):
+    conversation = [("user", "Draw it."), ("assistant", IMG), ("user", "Which colour?")]
+    ids = render(tokenizer_named("byte-level"), TEMPLATES[template], conversation)
+    assert reader_for("byte-level", TEMPLATES[template]).read(ids, "turn")["image"] == [
+        "Which colour?"
+    ]
+
+
+@pytest.mark.parametrize("template", ANY_ROLES)
+@pytest.mark.parametrize(
+    ("conversation", "query"),
+    [
+        ([("user", "What is it?"), ("user", IMG)], "What is it?"),
+        ([("user", "What is it?"), ("assistant", "Show me."), ("user", IMG)], "What is it?"),
+        ([("system", "Name the colour."), ("user", IMG)], "Name the colour."),
+        # A tool that returns an image, as vLLM writes it for /v1/messages.
+        (
+            [("user", "Is it raining?"), ("assistant", "look"), ("tool", "1 file"), ("user", IMG)],
+            "Is it raining?",
+        ),
+        ([("user", "One?"), ("user", IMG), ("user", "Two?")], "Two?"),
+    ],
+)
+def test_a_question_that_stands_before_its_image(template, conversation, query):
+    reader, tokenizer = reader_for("byte-level", TEMPLATES[template]), tokenizer_named("byte-level")
+    ids = render(tokenizer, TEMPLATES[template], conversation)
+    assert reader.read(ids, "turn")["image"] == [query]
+    conversation = [*conversation, ("assistant", "It is."), ("user", "Sure?")]
+    ids = render(tokenizer, TEMPLATES[template], conversation)
+    later = "Sure?" if conversation[0][0] == "system" else query
+    assert reader.read(ids, "turn")["image"] == [later]
+
+
+@pytest.mark.parametrize("template", [QWEN, VICUNA], ids=["qwen", "vicuna"])
+def test_a_system_prompt_of_the_template_is_no_question(template):
+    reader, tokenizer = reader_for("byte-level", template), tokenizer_named("byte-level")
+    ids = render(tokenizer, template, [("user", IMG)])
+    assert "assistant." in tokenizer.decode(ids)
+    for scope in SCOPES:
+        assert reader.read(ids, scope)["image"] == [""]
+
+
+def test_system_alone():
     ids = render(tokenizer_named("byte-level"), QWEN, [("system", "Be brief.", IMG)])
-    assert reader_for("byte-level", QWEN).read(ids, "all")["image"] == [""]
+    assert reader_for("byte-level", QWEN).read(ids, "all")["image"] == ["Be brief."]
 
 
 def test_system_prompt_without_a_marker_inside_the_users_turn_counts_as_the_users():
@@ -692,33 +759,67 @@ def test_decodes_nothing_that_is_not_asked_for():
     assert tokenizer.decoded == len(with_media) - 2
 
 
-def cpu_time(reader, ids):
-    times = []
-    for _ in range(5):
-        start = time.process_time()
+def lines_run(reader, ids):
+    """How many lines of `query.py` one reading takes."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if frame.f_code.co_filename != inspect.getfile(QueryReader):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
         reader.read(ids, "turn")
-        times.append(time.process_time() - start)
-    return min(times)
+    finally:
+        sys.settrace(before)
+    return count
 
 
-@pytest.mark.parametrize(
-    "filler", ["a b ", "<", "<|im_start|>", "<|im_start|> \n", "  \n", "USER", "USER: "]
-)
+@pytest.mark.parametrize("filler", ["a b ", "<|im_start|>user\n", "USER: ", f"USER: a {IMG} b "])
 @pytest.mark.parametrize("template", [QWEN, LLAVA], ids=["qwen", "llava"])
-def test_time_is_linear(template, filler):
+def test_work_is_linear(template, filler):
     reader, tokenizer = reader_for("byte-level", template), tokenizer_named("byte-level")
-    short, long = (encode(tokenizer, IMG + filler * (n // len(filler))) for n in (8_000, 64_000))
-    assert cpu_time(reader, long) < 30 * cpu_time(reader, short)
+    short, long = (lines_run(reader, encode(tokenizer, IMG + filler * n)) for n in (100, 800))
+    assert 0 < long <= 8 * short
+
+
+def parsed(reader):
+    """The alternatives of the pattern that cuts a prompt into turns."""
+    ((operator, (_, alternatives)),) = _parser.parse(reader._markers._cut.pattern)
+    assert operator is _constants.BRANCH
+    return alternatives
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_pattern_never_reads_text_twice(template):
+    """Each alternative begins with a letter, and behind blanks, the only repeats, comes another.
+
+    So a run of blanks is read once for the letters before it, and never again from inside it.
+    """
+
+    def check(pattern):
+        for (operator, value), behind in zip(pattern, [*pattern[1:], (None, None)], strict=True):
+            if operator is _constants.MAX_REPEAT and value[1] is _constants.MAXREPEAT:
+                assert str(value[2]) == str(_parser.parse(r"\s"))
+                assert behind[0] is _constants.LITERAL
+                assert not chr(behind[1]).isspace()
+
+    for alternative in parsed(reader_for("byte-level", TEMPLATES[template])):
+        assert alternative[0][0] is _constants.LITERAL
+        check(alternative)
 
 
 def test_thousands_of_special_tokens_cost_nothing():
     tokenizer = byte_level()
     few = make_reader(tokenizer, QWEN)
-    ids = encode(tokenizer, IMG + "<|" * 20_000)
     reserved = [AddedToken(f"<|reserved_{i}|>", special=True) for i in range(3000)]
     tokenizer.add_tokens(reserved)
     many = make_reader(tokenizer, QWEN)
-    assert cpu_time(many, ids) < 3 * cpu_time(few, ids)
+    assert len(parsed(many)) == len(parsed(few)) < 20
     ids = encode(tokenizer, IMG + "One <|reserved_12|> and <|reserved_1234|>two")
     assert many.read(ids, "turn")["image"] == ["One and two"]
 
