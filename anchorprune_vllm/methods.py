@@ -51,8 +51,13 @@ _USUAL: frozenset[Signal] = frozenset({"importance", "features"})
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def method(*needs: Signal, asks: bool = False) -> Callable[[_Function], _Function]:
+def method(
+    *needs: Signal, asks: bool = False, most_tokens: int | None = None
+) -> Callable[[_Function], _Function]:
     """Decorate a method: all signals it needs, and whether the question makes a difference.
+
+    A method whose memory or time does not grow as the tokens do says how many an item may have at
+    most: requests with more of them are refused.
 
     What no method needs is not computed: without importance, nothing looks into the vision tower;
     without features, nothing is compared with words. A method without this decoration gets both,
@@ -62,6 +67,7 @@ def method(*needs: Signal, asks: bool = False) -> Callable[[_Function], _Functio
     def decorate(function: _Function) -> _Function:
         wanted = frozenset(needs) | ({"features"} if asks else frozenset())
         function.needs, function.asks = wanted, asks  # type: ignore[attr-defined]
+        function.most_tokens = most_tokens  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -75,6 +81,8 @@ class Method:
     needs: frozenset[Signal] = _USUAL
     asks: bool = True
     """Whether the question makes a difference: if not, all questions share the kept tokens."""
+    most_tokens: int | None = None
+    """How many tokens an item may have; None: any number."""
 
 
 def names() -> tuple[str, ...]:
@@ -101,6 +109,7 @@ def method_of(config: PruneConfig) -> Method:
         lambda items: [function(item, **options) for item in items],
         needs=getattr(function, "needs", _USUAL),
         asks=asks(config.method),
+        most_tokens=getattr(function, "most_tokens", None),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from anchorprune_vllm.compat import apply_patches
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
+from anchorprune_vllm.logger import logger
 from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.metrics.requests import start_metrics
 from anchorprune_vllm.models import ARCHITECTURES, model_class
@@ -85,8 +86,26 @@ def check_model(engine_args: Any, model_config: Any) -> None:
     if config.has_native_positions(served_by.default_positions):
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
+    _count_unpruned_work(engine_args)
     if not engine_args.disable_log_stats:
         start_metrics(model_config, served_by.modalities)
+
+
+def _count_unpruned_work(engine_args: Any) -> None:
+    """Have the scheduler count the vision tower's work, unless the user brings another manager."""
+    from vllm.config import EncoderCacheManagerConfig
+
+    from anchorprune_vllm.encoder_budget import CLASS_PATH
+
+    given = engine_args.ec_manager_config.encoder_cache_manager_cls
+    if given is None:
+        engine_args.ec_manager_config = EncoderCacheManagerConfig(CLASS_PATH)
+    elif given != CLASS_PATH:
+        logger.warning(
+            "AnchorPrune: the encoder cache manager %s counts the tokens that are left of an image "
+            "or video; a step may run the vision tower on many more than without pruning",
+            given,
+        )
 
 
 def _check_native_positions(engine_args: Any) -> None:

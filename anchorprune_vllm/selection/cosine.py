@@ -12,6 +12,10 @@ float32 numbers too: a kernel may store float32, and needs float64 only to accum
 Rounded, a row u is not quite of length 1, and 1 - uu not quite 0: a token would be some 1e-8 away
 from its copy. Hence the distance is |u - v|^2 / 2 = |u|^2 / 2 + |v|^2 / 2 - uv. At length 1 that is
 1 - cos; it is exact as well, and 0 for copies alone.
+
+Products are taken with `torch.baddbmm`. What is exact in any order needs none of the kernels that
+vLLM puts in the place of mm, bmm, matmul and others under VLLM_BATCH_INVARIANT, and those know no
+float64.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import torch
 from torch import Tensor
 
 GRID = 2.0**24
+
+_NUMBERS_AT_ONCE = 2**22  # 32 MiB of float64
 
 
 def unit_rows(features: Tensor) -> Tensor:
@@ -45,21 +51,36 @@ def half_squares(rows: Tensor) -> Tensor:
     return halves.masked_fill_(halves == 0, 0.5)
 
 
-def distances(rows: Tensor, others: Tensor) -> Tensor:
-    """Cosine distances 1 - cos, between 0 and 2.
+def products(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the exact dot products of `unit_rows`: [N, D] and [M, D] to [N, M] float64."""
+    nothing = rows.new_zeros(1, 1, 1)
+    return torch.baddbmm(nothing, rows[None], others.mT[None], beta=0)[0]
+
+
+def distances(
+    rows: Tensor,
+    others: Tensor,
+    halves: Tensor | None = None,
+    other_halves: Tensor | None = None,
+) -> Tensor:
+    """Return cosine distances 1 - cos, between 0 and 2.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
         others: [B, M, D] of `unit_rows`.
+        halves: [B, N], `half_squares` of the rows, if they are known already.
+        other_halves: [B, M], those of the others.
 
     Returns:
         [B, N, M] float64.
     """
-    return to_distances(
-        torch.bmm(rows, others.mT), half_squares(rows)[:, :, None], half_squares(others)[:, None]
-    )
+    halves = half_squares(rows) if halves is None else halves
+    other_halves = half_squares(others) if other_halves is None else other_halves
+    found = torch.baddbmm(halves[:, :, None], rows, others.mT, alpha=-1)
+    # The clamp is for opposites that are a bit longer than 1.
+    return found.add_(other_halves[:, None]).clamp_max_(2)
 
 
-def to_distances(products: Tensor, halves: Tensor, other_halves: Tensor) -> Tensor:
-    """Distances of dot products, in place; the clamp is for opposites a bit longer than 1."""
-    return products.neg_().add_(halves).add_(other_halves).clamp_max_(2)
+def rows_at_once(others: int) -> int:
+    """Return how many rows to compare with `others` at a time, so that memory stays bounded."""
+    return max(1, _NUMBERS_AT_ONCE // max(1, others))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import half_squares, to_distances
+from anchorprune_vllm.selection.cosine import distances, half_squares
 
 FARTHEST = 2.0
 """The largest cosine distance there is."""
@@ -60,10 +60,8 @@ def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
     # Some at a time: with a large budget, all products would be a matter of N x N.
     for start in range(0, most, _ANCHORS_AT_ONCE):
         some = slice(start, min(start + _ANCHORS_AT_ONCE, most))
-        products = torch.bmm(rows, rows.take_along_dim(index[:, some, None], 1).mT)
-        found = to_distances(
-            products, halves[:, :, None], halves.gather(1, index[:, some])[:, None]
-        )
+        anchors = rows.take_along_dim(index[:, some, None], 1)
+        found = distances(rows, anchors, halves, halves.gather(1, index[:, some]))
         filler = there[:, None, some] == 0  # an item may have fewer than `most`
         novelty = novelty.minimum(found.masked_fill_(filler, FARTHEST).amin(2))
     return novelty
@@ -102,7 +100,7 @@ def greedy_expansion(
         taken.scatter_(1, choice, True)
         # 3. The kept set is now as near as the choice, or as near as it was.
         chosen = flat.index_select(0, (choice + offset).view(-1))[:, None]
-        products = torch.bmm(rows, chosen.mT).squeeze(2)
-        novelty = novelty.minimum(to_distances(products, halves, halves.gather(1, choice)))
+        found = distances(rows, chosen, halves, halves.gather(1, choice))
+        novelty = novelty.minimum(found.squeeze(2))
     surplus = torch.arange(most, device=rows.device) >= steps[:, None]
     return choices.masked_fill_(surplus, tokens)

@@ -18,7 +18,8 @@ from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
 
-_WORDS_AT_ONCE = 256
+_WORDS_AT_ONCE = 512
+"""A question may be as long as the context of the model: no more of it is embedded at a time."""
 
 
 class MatchingSignals:
@@ -35,16 +36,11 @@ class MatchingSignals:
     def candidates(
         self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
-        """One `Candidates` per item; the words of all questions are embedded together."""
-        asked = [i for i, plan in enumerate(plans) if plan.query_ids.numel()]
-        words_of: dict[int, Tensor] = {}
-        if asked:
-            ids = [plans[i].query_ids.flatten() for i in asked]
-            words = F.normalize(self._embed_words(torch.cat(ids)).float(), dim=-1)
-            words_of = dict(zip(asked, words.split([len(part) for part in ids]), strict=True))
+        """One `Candidates` per item."""
+        relevance = self._relevance([item.hidden for item in features], plans)
         return [
             Candidates(
-                relevance=self._match(item.hidden, words_of[i]) if i in words_of else None,
+                relevance=relevance.get(i),
                 features=item.hidden,
                 importance=item.importance_or_empty,
                 budget=plan.kept,
@@ -53,14 +49,46 @@ class MatchingSignals:
             for i, (item, plan) in enumerate(zip(features, plans, strict=True))
         ]
 
+    def _relevance(self, tokens: Sequence[Tensor], plans: Sequence[ItemPlan]) -> dict[int, Tensor]:
+        """Return the relevance [N] of the tokens of each item that has a question.
 
-def best_match(tokens: Tensor, words: Tensor) -> Tensor:
-    """Highest cosine of each token [N, H] with any word [M, H], normalised: float32 [N]."""
-    tokens = F.normalize(tokens.float(), dim=-1)
-    best = [(tokens @ part.T).amax(1) for part in words.split(_WORDS_AT_ONCE)]
-    return torch.stack(best).amax(0)
+        The words of all questions are embedded together, some at a time.
+        """
+        asked = [i for i, plan in enumerate(plans) if plan.query_ids.numel()]
+        if not asked:
+            return {}
+        ids = torch.cat([plans[i].query_ids.flatten() for i in asked])
+        relevance: dict[int, Tensor] = {}
+        for start in range(0, len(ids), _WORDS_AT_ONCE):
+            words = self._embed_words(ids[start : start + _WORDS_AT_ONCE])
+            words = F.normalize(words.float(), dim=-1)
+            first = 0  # word of the item, among those of all items
+            for i in asked:
+                total = plans[i].query_ids.numel()
+                part = words[max(0, first - start) : max(0, first + total - start)]
+                if len(part):
+                    relevance[i] = self._match(tokens[i], part, total, relevance.get(i))
+                first += total
+        return relevance
 
 
-def mean_match(tokens: Tensor, words: Tensor) -> Tensor:
-    """Mean cosine of each token [N, H] with the words [M, H], normalised: float32 [N]."""
-    return F.normalize(tokens.float(), dim=-1) @ words.mean(0)
+def best_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None) -> Tensor:
+    """Return the highest cosine of each token with any word of its question.
+
+    Args:
+        tokens: [N, H].
+        words: [M, H], some of the words, normalised.
+        total: the number of words of the whole question.
+        so_far: what this gave for the words before these; None: they are the first.
+
+    Returns:
+        float32 [N].
+    """
+    best = (F.normalize(tokens.float(), dim=-1) @ words.T).amax(1)
+    return best if so_far is None else so_far.maximum(best)
+
+
+def mean_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None) -> Tensor:
+    """Return the mean cosine of each token with the words: arguments of `best_match`."""
+    mean = torch.mv(F.normalize(tokens.float(), dim=-1), words.sum(0) / total)
+    return mean if so_far is None else so_far + mean

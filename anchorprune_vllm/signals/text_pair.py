@@ -174,7 +174,7 @@ class TextPair(ABC):
         sign = {"negated": -1.0, "raw": 1.0}[similarity]
         return [
             Candidates(
-                relevance=sign * (patches[i] @ words_of[i]) if i in words_of else None,
+                relevance=sign * torch.mv(patches[i], words_of[i]) if i in words_of else None,
                 features=patches[i],
                 importance=features[i].importance_or_empty,
                 budget=plan.kept,

@@ -52,7 +52,7 @@ def test_chunk_boundary_inside_the_image(pruned: LLM, reference: Reference) -> N
     assert answer(pruned, *asked) == expected
 
 
-def test_tower_calls_are_no_larger_than_unpruned(
+def test_a_step_runs_no_more_of_the_tower_than_unpruned(
     pruned: LLM, plugin_off: LLM, reference: Reference
 ) -> None:
     requests = [request(QUESTIONS[i % 8], picture(400 + i)) for i in range(64)]
@@ -68,7 +68,7 @@ def test_tower_calls_are_no_larger_than_unpruned(
     answer(pruned, *budgeted)
     after = seen(pruned)
     images = max(unpruned) // reference.tower_size(picture(400))
-    assert max(after.embed_calls) > images, "the scheduler must offer more for this to show"
+    assert max(after.embed_calls) <= images  # one call in each step
     assert max(after.tower_batches) <= max(unpruned)
     assert sum(after.tower_batches) == sum(unpruned)
 

@@ -13,7 +13,7 @@ import torch
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import unit_rows
+from anchorprune_vllm.selection.cosine import products, unit_rows
 
 _LEAST_RELEVANT = 1e-6  # of the original: no token is quite without relevance
 _SMALLEST_GAIN = 1e-10  # tokens that the kept ones span already: any is as good
@@ -42,9 +42,9 @@ def cdpruner(item: Candidates) -> KeptTokens:
         choice = gains.masked_fill(taken, -torch.inf).argmax(0, keepdim=True)
         choices[step : step + 1] = choice
         taken[choice] = True
-        kernel_row = relevance[choice] * relevance * (rows @ rows[choice].T).squeeze(1)
+        kernel_row = relevance[choice] * relevance * products(rows, rows[choice])[:, 0]
         before = bases[:step]
-        basis = kernel_row - before.T @ before[:, choice].squeeze(1)
+        basis = kernel_row - torch.mv(before.T, before[:, choice].squeeze(1))
         bases[step] = basis / gains[choice].clamp_min(_SMALLEST_GAIN).sqrt()
         gains = gains - bases[step].square()
     return in_native_order(choices)

@@ -13,12 +13,10 @@ from torch import Tensor
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import distances, half_squares, to_distances, unit_rows
+from anchorprune_vllm.selection.cosine import distances, half_squares, rows_at_once, unit_rows
 from anchorprune_vllm.selection.expand import Worth
 from anchorprune_vllm.selection.host import to_device
 from anchorprune_vllm.selection.kernels import device_expansion
-
-_ROWS_AT_ONCE = 512
 
 
 @method("projected")
@@ -41,9 +39,10 @@ def _loneliest(rows: Tensor) -> Tensor:
     """[1]: the token with the largest distance to its nearest neighbour. Never holds N x N."""
     nearest = []
     halves = half_squares(rows)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        block = to_distances(rows[some] @ rows.T, halves[some, None], halves)
+    at_once = rows_at_once(len(rows))
+    for start in range(0, len(rows), at_once):
+        some = slice(start, start + at_once)
+        (block,) = distances(rows[None, some], rows[None], halves[None, some], halves[None])
         block.diagonal(start).fill_(torch.inf)
         nearest.append(block.amin(1))
     return torch.cat(nearest).argmax(0, keepdim=True)

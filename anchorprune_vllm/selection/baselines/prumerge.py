@@ -12,11 +12,12 @@ last layer that the model runs, with its heads.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import as_given, by_score, count, others
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import unit_rows
+from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows
 
 
 @method("importance", "keys")
@@ -44,17 +45,21 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
 
     # 2. What they take in: their nearest by key, kept or not, but not themselves.
     keys = unit_rows(item.keys.flatten(1))
-    likeness = keys[kept] @ keys.T
-    place = torch.arange(len(kept), device=kept.device)
-    likeness[place, kept] = -torch.inf
-    nearest_first = likeness.sort(dim=1, descending=True, stable=True).indices  # equals by index
-    near = nearest_first.narrow(1, 0, min(neighbours, tokens - 1))
+    some = kept.split(rows_at_once(tokens))
+    near = torch.cat([_nearest(keys, part, min(neighbours, tokens - 1)) for part in some])
     importance = item.importance.to(torch.float64)
     weights = torch.zeros(total, tokens, dtype=torch.float64, device=kept.device)
     weights[:-1].scatter_(1, near, importance[near])
-    weights[place, kept] = 1
+    weights[torch.arange(len(kept), device=kept.device), kept] = 1
 
     # 3. One row for the rest.
     weights[-1, rest] = importance[rest]
     heaviest = rest[importance[rest].argmax(0, keepdim=True)]
     return as_given(torch.cat([kept, heaviest]), weights)
+
+
+def _nearest(keys: Tensor, of: Tensor, count: int) -> Tensor:
+    """Return the tokens with the most similar keys, without the token itself: [M] to [M, count]."""
+    likeness = products(keys[of], keys).scatter_(1, of[:, None], -torch.inf)
+    nearest_first = likeness.sort(dim=1, descending=True, stable=True).indices  # equals by index
+    return nearest_first[:, :count].clone()  # not a view of all that was sorted

@@ -20,7 +20,7 @@ from anchorprune_vllm.selection.baselines.ranking import (
     others,
 )
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import unit_rows
+from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows
 
 
 @method("importance", "keys")
@@ -28,7 +28,7 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     """Dominant tokens as they are, then contextual ones: each plus the mean of its group.
 
     Contextual tokens are taken at equal steps from those that are not dominant; the others join the
-    one with the most similar key, a mean over heads.
+    one with the most similar key, a sum over heads.
     """
     assert item.keys is not None
     check_share("contextual_share", contextual_share)
@@ -44,8 +44,9 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     targets = rest[::step][:contextual]
     indices = torch.cat([dominant, targets])
     joining = others(tokens, indices)
-    keys = unit_rows(item.keys.to(torch.float64).mean(1))
-    group = (keys[joining] @ keys[targets].T).argmax(1)
+    keys = unit_rows(item.keys.to(torch.float64).sum(1))
+    some = joining.split(rows_at_once(len(targets)))
+    group = torch.cat([products(keys[part], keys[targets]).argmax(1) for part in some])
 
     # 2. The mean of a group, and the token itself.
     weights = torch.zeros(total, tokens, dtype=torch.float64, device=dominant.device)

@@ -18,7 +18,7 @@ from anchorprune_vllm.selection.baselines.ranking import (
     in_native_order,
 )
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import unit_rows
+from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows
 
 _DROPPED_AT_ONCE = 8
 
@@ -41,6 +41,7 @@ def vispruner(item: Candidates, *, important_ratio: float = 0.5) -> KeptTokens:
     left = ranked[important:]
     while (dropped := min(_DROPPED_AT_ONCE, len(left) - (total - important))) > 0:
         even, odd = left[::2], left[1::2]
-        likeness = (rows[even] @ rows[odd].T).amax(1)
+        some = even.split(rows_at_once(len(odd)))
+        likeness = torch.cat([products(rows[part], rows[odd]).amax(1) for part in some])
         left = torch.cat([even[by_score(likeness)[dropped:]], odd])
     return in_native_order(torch.cat([ranked[:important], left]))
