@@ -85,4 +85,5 @@ class TestSpeculation:
         self, rank: None, demo_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)  # which it needs to run
         assert self.load(demo_model, "native")._native_positions
