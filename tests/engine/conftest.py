@@ -21,16 +21,31 @@ from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY, make_engine, media_of, watch
 from tests.support.plain_vllm import mixed_requests
+from tests.support.runners import RUNNERS, engine_on
 from tests.support.seen_positions import watch_positions
 
 # Functions are sent to the workers, to look into them.
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own order
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
+    items.sort(key=_parameters)  # else servers and engines would be started again and again
+
+
+def _parameters(item: pytest.Item) -> tuple[str, str]:
+    """Model, then runner."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
+
+
+@pytest.fixture(scope="session")
+def runner(request: pytest.FixtureRequest) -> str:
+    """The model runner of `pruned`, `plugin_off` and `native`: the first, unless a test says."""
+    return getattr(request, "param", RUNNERS[0])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,28 +57,31 @@ def shared_process_group() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def pruned(any_model: Path, plain_vllm: object, starting_server: object) -> Iterator[LLM]:
+def pruned(
+    any_model: Path, runner: str, plain_vllm: object, starting_server: object
+) -> Iterator[LLM]:
     """Budget 16, all caches on, prompts computed 64 tokens at a time.
 
     Most tests use it: while they run, the processes of others start.
     """
-    with make_engine(any_model, 16, max_num_batched_tokens=64) as llm:
+    with engine_on(runner, any_model, 16, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
 
 
 @pytest.fixture(scope="session")
-def plugin_off(any_model: Path) -> Iterator[LLM]:
+def plugin_off(any_model: Path, runner: str) -> Iterator[LLM]:
     """The plugin is loaded, no budget is given."""
-    with make_engine(any_model, None, max_num_batched_tokens=64) as llm:
+    with engine_on(runner, any_model, None, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
 
 
 @pytest.fixture(scope="session")
-def native(any_model: Path) -> Iterator[LLM]:
+def native(any_model: Path, runner: str) -> Iterator[LLM]:
     """Native positions, prompts computed 48 tokens at a time, KV cache for 20 blocks of 32."""
-    with make_engine(
+    with engine_on(
+        runner,
         any_model,
         16,
         settings={"positions": "native"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from PIL import Image
 from vllm import LLM
 
@@ -13,6 +12,7 @@ from tests.support.dialects import prompt_of
 from tests.support.engine import GREEDY, answer, request, seen
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference
+from tests.support.runners import both_runners, runners_in_turn
 
 
 def expected(reference: Reference, image: Image.Image, question: str, k: int) -> list[int]:
@@ -20,6 +20,7 @@ def expected(reference: Reference, image: Image.Image, question: str, k: int) ->
     return reference.answer(prompt_of(question), [image], [kept], GREEDY.max_tokens)
 
 
+@both_runners
 def test_new_question_about_a_known_image(pruned: LLM, reference: Reference) -> None:
     image = picture(200)
     seen(pruned)
@@ -33,6 +34,7 @@ def test_new_question_about_a_known_image(pruned: LLM, reference: Reference) -> 
     assert len({tuple(kept) for kept in after.kept}) > len(QUESTIONS) // 2
 
 
+@both_runners
 def test_new_weights_forget_known_images(pruned: LLM, reference: Reference) -> None:
     image = picture(211)
     answer(pruned, request(QUESTIONS[0], image))
@@ -46,6 +48,7 @@ def load_no_weights(worker: Any) -> None:
     worker.model_runner.model.load_weights([])
 
 
+@both_runners
 def test_same_question_again(pruned: LLM) -> None:
     asked = request(QUESTIONS[0], picture(201))
     first = answer(pruned, asked)
@@ -56,6 +59,7 @@ def test_same_question_again(pruned: LLM) -> None:
     assert after.tower_batches == []
 
 
+@both_runners
 def test_questions_asked_together_share_the_tower(pruned: LLM, reference: Reference) -> None:
     image = picture(202)
     seen(pruned)
@@ -64,6 +68,7 @@ def test_questions_asked_together_share_the_tower(pruned: LLM, reference: Refere
     assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
+@both_runners
 def test_two_budgets_at_once(pruned: LLM, reference: Reference) -> None:
     image, budgets = picture(203), [4, 8, 16, 40]
     asked = [request(QUESTIONS[1], image, override={"budget": budget}) for budget in budgets]
@@ -71,6 +76,7 @@ def test_two_budgets_at_once(pruned: LLM, reference: Reference) -> None:
     assert answers == [expected(reference, image, QUESTIONS[1], budget) for budget in budgets]
 
 
+@both_runners
 def test_media_uuids(pruned: LLM, reference: Reference) -> None:
     image = picture(204)
     named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-204"]}}
@@ -81,6 +87,7 @@ def test_media_uuids(pruned: LLM, reference: Reference) -> None:
     assert seen(pruned).tower_batches == [reference.tower_size(image)]
 
 
+@both_runners
 def test_a_uuid_that_names_another_picture_later(pruned: LLM, reference: Reference) -> None:
     images = [picture(212, size) for size in ((600, 500), (336, 336))]
     if reference.unit_sizes(images[0]) == reference.unit_sizes(images[1]):
@@ -91,6 +98,7 @@ def test_a_uuid_that_names_another_picture_later(pruned: LLM, reference: Referen
         assert given == expected(reference, image, question, 16)
 
 
+@both_runners
 def test_known_uuid_needs_no_image(pruned: LLM) -> None:
     image = picture(205)
     named: dict[str, Any] = {"multi_modal_uuids": {"image": ["picture-205"]}}
@@ -99,8 +107,8 @@ def test_known_uuid_needs_no_image(pruned: LLM) -> None:
     assert answer(pruned, again) == first
 
 
-@pytest.mark.parametrize(
-    ("scope", "words"),
+@runners_in_turn(
+    "scope_and_words",
     [
         ("turn", "Where is the dog?"),
         ("last", "Who is holding the ball?"),
@@ -109,7 +117,8 @@ def test_known_uuid_needs_no_image(pruned: LLM) -> None:
         ("a green square", "a green square"),
     ],
 )
-def test_query_scopes(pruned: LLM, reference: Reference, scope: str, words: str) -> None:
+def test_query_scopes(pruned: LLM, reference: Reference, scope_and_words: tuple[str, str]) -> None:
+    scope, words = scope_and_words
     image = picture(206)
     prompt = "USER: <image>\nWhere is the dog? ASSISTANT: Here. USER: Who is holding the ball? "
     asked = {
@@ -121,6 +130,7 @@ def test_query_scopes(pruned: LLM, reference: Reference, scope: str, words: str)
     assert seen(pruned).kept == [reference.kept(image, words, 16)]
 
 
+@both_runners
 def test_two_images_of_a_conversation_have_their_own_questions(
     pruned: LLM, reference: Reference
 ) -> None:
@@ -156,6 +166,7 @@ def converse(llm: LLM, image: Image.Image, scope: str) -> list[int]:
     return cached
 
 
+@both_runners
 def test_later_turns_hit_the_prefix(pruned: LLM) -> None:
     seen(pruned)
     _, second, third = converse(pruned, picture(209), "turn")
@@ -164,6 +175,7 @@ def test_later_turns_hit_the_prefix(pruned: LLM) -> None:
     assert len(seen(pruned).kept) == 1
 
 
+@both_runners
 def test_scope_last_follows_the_conversation(pruned: LLM, reference: Reference) -> None:
     image = picture(210)
     seen(pruned)

@@ -12,6 +12,7 @@ from tests.support.engine import answer, request, seen
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
+from tests.support.runners import both_runners, runners_in_turn
 
 LONG_QUESTION = "Tell me what is to the left of the tall tree, and then " * 12
 BUDGETS = [1, 2, 3, 5, 8, 13, 16, 21, 32, 48, 64, 72, 100, 128, 143]
@@ -46,17 +47,18 @@ def check(
     assert given == reference.answer(prompt_of(question), [image], kept, 12)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@runners_in_turn("budget", BUDGETS)
 def test_keeps_what_the_paper_keeps(pruned: LLM, reference: Reference, budget: int) -> None:
     for seed in (budget, 200 + budget):
         check(pruned, reference, picture(seed), QUESTIONS[seed % len(QUESTIONS)], budget)
 
 
+@both_runners
 def test_question_of_many_segments(pruned: LLM, reference: Reference) -> None:
     check(pruned, reference, picture(99), LONG_QUESTION, 32)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@runners_in_turn("shape", SHAPES)
 def test_shapes(pruned: LLM, reference: Reference, shape: str) -> None:
     """At budgets below the number of units, that divide by it or not, and above small units."""
     image = picture(len(shape), SHAPES[shape])
@@ -70,6 +72,7 @@ def test_shapes(pruned: LLM, reference: Reference, shape: str) -> None:
 @with_videos
 @pytest.mark.parametrize("frames", [1, 2, 9])
 @pytest.mark.parametrize("budget", [1, 5, 35])
+@both_runners
 def test_videos(pruned: LLM, reference: Reference, frames: int, budget: int) -> None:
     """At budgets below the number of frames, and above."""
     video, question = clip(frames, frames=frames), QUESTIONS[frames % len(QUESTIONS)]

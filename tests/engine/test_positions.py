@@ -15,6 +15,7 @@ from tests.support.engine import answer, forget_everything, generate, media_of, 
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
+from tests.support.runners import both_runners, runners_in_turn
 from tests.support.seen_positions import seen_positions
 
 
@@ -63,7 +64,7 @@ def words_of(count: int) -> str:
     return " ".join(["house"] * count)
 
 
-@pytest.mark.parametrize("before", range(0, 48, 3))
+@runners_in_turn("before", range(0, 48, 3))
 def test_chunk_boundaries_everywhere(native: LLM, reference: Reference, before: int) -> None:
     """40 kept tokens: chunks begin and end before, at, and in the item."""
     item = request("", picture(700 + before))
@@ -82,6 +83,7 @@ def test_chunk_boundaries_everywhere(native: LLM, reference: Reference, before: 
         "USER: Only words, no picture. ASSISTANT:",
     ],
 )
+@both_runners
 def test_prompts(native: LLM, reference: Reference, prompt: str) -> None:
     shapes = [(336, 336), (500, 150), (150, 400)]
     images = [picture(720 + i, shapes[i]) for i in range(prompt.count("<image>"))]
@@ -89,12 +91,13 @@ def test_prompts(native: LLM, reference: Reference, prompt: str) -> None:
     check(native, reference, [item], "What is on the left?", budget=13)
 
 
-@pytest.mark.parametrize("size", [(1700, 9), (9, 1700), (900, 700), (333, 157)])
+@runners_in_turn("size", [(1700, 9), (9, 1700), (900, 700), (333, 157)])
 def test_shapes(native: LLM, reference: Reference, size: tuple[int, int]) -> None:
     item = request("What?", picture(725, size))
     check(native, reference, [item], "What is on the left?", budget=22)
 
 
+@both_runners
 def test_prefix_that_covers_the_media(native: LLM, reference: Reference) -> None:
     image = picture(730)
     start = f"USER: <image>{words_of(30)}"
@@ -109,6 +112,7 @@ def item_with(item: dict[str, Any], words: str, budget: int) -> dict[str, Any]:
     return {**item, "mm_processor_kwargs": {"anchorprune": {"budget": budget, "query": words}}}
 
 
+@both_runners
 def test_prefix_that_ends_in_the_media(native: LLM, reference: Reference) -> None:
     image = picture(731)
     for end in ("Why?", "Where is the dog?"):
@@ -118,15 +122,17 @@ def test_prefix_that_ends_in_the_media(native: LLM, reference: Reference) -> Non
     assert 32 <= again.num_cached_tokens < 70
 
 
-def test_64_requests_of_which_some_start_again(native: LLM, reference: Reference) -> None:
+@both_runners
+def test_requests_of_which_some_start_again(native: LLM, reference: Reference) -> None:
     """They do not fit into the KV cache together: some lose theirs, and are resumed."""
     forget_everything(native)
-    prompts = [request(QUESTIONS[i % 8], picture(740 + i)) for i in range(64)]
+    prompts = [request(QUESTIONS[i % 8], picture(740 + i)) for i in range(24)]
     starts = check(native, reference, prompts, "Who is there?", budget=30, length=40)
     assert max(starts) > 1, "a request must have started again for this to show"
 
 
 @with_videos
+@both_runners
 def test_images_and_videos(native: LLM, reference: Reference) -> None:
     prompts = [
         request("What?", clip(770, frames=9)),
@@ -138,6 +144,7 @@ def test_images_and_videos(native: LLM, reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("any_model", ["llava-1.5", "qwen2.5-vl"], indirect=True)
+@both_runners
 def test_all_tokens_through_the_pruning_path(
     native: LLM, pruned: LLM, mixed: list[dict[str, Any]], plain_answers: list[list[int]]
 ) -> None:

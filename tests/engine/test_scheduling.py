@@ -13,6 +13,7 @@ from tests.support.dialects import prompt_of
 from tests.support.engine import answer, forget_everything, request, seen
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference
+from tests.support.runners import both_runners
 
 SIZES = [(168, 168), (336, 336), (450, 150), (30, 90)]
 
@@ -31,6 +32,7 @@ def many_requests(count: int) -> list[dict[str, Any]]:
     return requests
 
 
+@both_runners
 def test_64_at_once_are_the_same_as_one_by_one(pruned: LLM) -> None:
     requests = many_requests(64)
     forget_everything(pruned)
@@ -39,6 +41,7 @@ def test_64_at_once_are_the_same_as_one_by_one(pruned: LLM) -> None:
     assert together == [answer(pruned, item)[0] for item in requests]
 
 
+@both_runners
 def test_chunk_boundary_inside_the_image(pruned: LLM, reference: Reference) -> None:
     """An engine that computes 64 tokens at a time needs several steps for 100 visual ones."""
     images = [picture(340 + i) for i in range(6)]
@@ -52,6 +55,7 @@ def test_chunk_boundary_inside_the_image(pruned: LLM, reference: Reference) -> N
     assert answer(pruned, *asked) == expected
 
 
+@both_runners
 def test_a_step_runs_no_more_of_the_tower_than_unpruned(
     pruned: LLM, plugin_off: LLM, reference: Reference
 ) -> None:

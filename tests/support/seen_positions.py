@@ -9,6 +9,8 @@ from typing import Any
 from vllm import LLM
 
 Positions = dict[int, tuple[int, ...]]
+Call = tuple[str, int, list[list[int]]]
+"""Part of a forward call: request, its first token, and the positions of that and those after."""
 
 
 def watch_positions(llm: LLM) -> None:
@@ -24,9 +26,18 @@ def seen_positions(llm: LLM) -> dict[str, list[Positions]]:
     return llm.collective_rpc(_take)[0]
 
 
+def seen_calls(llm: LLM) -> list[Call]:
+    """All parts of forward calls since last asked, in order."""
+    return llm.collective_rpc(_take_calls)[0]
+
+
 def _watch(worker: Any) -> None:
-    runner = worker.model_runner
     worker.anchorprune_positions = []
+    watch = _watch_v2 if hasattr(worker.model_runner, "req_states") else _watch_v1
+    watch(worker, worker.model_runner)
+
+
+def _watch_v1(worker: Any, runner: Any) -> None:
     scheduled: dict[str, int] = {}
     execute = runner.execute_model
 
@@ -36,9 +47,7 @@ def _watch(worker: Any) -> None:
         return execute(scheduler_output, *args, **kwargs)
 
     def record(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        positions = kwargs["positions"].clone()
-        if positions.ndim == 1:
-            positions = positions[None]
+        positions = _channels(kwargs)
         batch, start = runner.input_batch, 0
         for index, request in enumerate(batch.req_ids):
             count = scheduled[request]
@@ -51,12 +60,44 @@ def _watch(worker: Any) -> None:
     runner.model.register_forward_pre_hook(record, with_kwargs=True)
 
 
+def _watch_v2(worker: Any, runner: Any) -> None:
+    prepare = runner.prepare_inputs
+    batches = []
+
+    def prepare_and_note(*args: Any, **kwargs: Any) -> Any:
+        batches[:] = [prepare(*args, **kwargs)]
+        return batches[0]
+
+    def record(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        positions, (batch,) = _channels(kwargs), batches
+        for request, start, end in zip(
+            batch.req_ids, batch.query_start_loc_np, batch.query_start_loc_np[1:], strict=False
+        ):
+            first = int(batch.positions[start])  # in vLLM's own count, before native positions
+            columns = positions[:, start:end].T.tolist()
+            worker.anchorprune_positions.append((request, first, columns))
+
+    runner.prepare_inputs = prepare_and_note
+    runner.model.register_forward_pre_hook(record, with_kwargs=True)
+
+
+def _channels(kwargs: dict[str, Any]) -> Any:
+    """The positions that a model is called with, as [channels, tokens]."""
+    positions = kwargs["positions"].clone()
+    return positions[None] if positions.ndim == 1 else positions
+
+
 def _take(worker: Any) -> dict[str, list[Positions]]:
     taken: dict[str, list[Positions]] = defaultdict(lambda: [{}])
-    for request, first, columns in worker.anchorprune_positions:
+    for request, first, columns in _take_calls(worker):
         starts = taken[request]
         if first in starts[-1]:
             starts.append({})
         starts[-1].update({first + i: tuple(column) for i, column in enumerate(columns)})
-    worker.anchorprune_positions.clear()
     return dict(taken)
+
+
+def _take_calls(worker: Any) -> list[Call]:
+    taken = list(worker.anchorprune_positions)
+    worker.anchorprune_positions.clear()
+    return taken

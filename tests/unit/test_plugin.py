@@ -173,23 +173,10 @@ class TestNativePositions:
         with pytest.raises(ValueError, match="native positions cannot be combined with pipeline"):
             start(model, pipeline_parallel_size=2, settings={"positions": "native"})
 
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ({"enable_prompt_embeds": True}, "leave out --enable-prompt-embeds"),
-            ({"speculative_config": {"method": "ngram"}}, "give --no-async-scheduling"),
-        ],
-    )
-    def test_other_ways_to_prompt_and_decode(
-        self, model: Path, options: dict[str, Any], words: str
-    ) -> None:
-        start(model, **options)
-        with pytest.raises(ValueError, match=words):
-            start(model, settings={"positions": "native"}, **options)
-
-    def test_speculation_without_asynchronous_scheduling(self, model: Path) -> None:
-        speculation = {"speculative_config": {"method": "ngram"}, "async_scheduling": False}
-        start(model, settings={"positions": "native"}, **speculation)
+    def test_embeddings_as_prompts(self, model: Path) -> None:
+        start(model, enable_prompt_embeds=True)
+        with pytest.raises(ValueError, match="leave out --enable-prompt-embeds"):
+            start(model, settings={"positions": "native"}, enable_prompt_embeds=True)
 
 
 def test_architecture_that_cannot_be_pruned(model: Path, tmp_path: Path) -> None:
