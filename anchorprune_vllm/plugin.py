@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anchorprune_vllm.compat import apply_patches
+from anchorprune_vllm.compile_hash import leave_out_of_hash
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
 from anchorprune_vllm.logger import logger
 from anchorprune_vllm.methods import check_method
@@ -80,6 +81,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "anchorprune: a compiled vision encoder cannot be looked into; leave out "
             "compile_mm_encoder in --compilation-config"
         )
+    _check_deployment(engine_args)
     served_by = model_class(model_config.architecture)
     check_method(config)
     served_by.check(model_config, config)
@@ -87,6 +89,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
     _count_unpruned_work(engine_args)
+    leave_out_of_hash(model_config)
     if not engine_args.disable_log_stats:
         start_metrics(model_config, served_by.modalities)
 
@@ -106,6 +109,36 @@ def _count_unpruned_work(engine_args: Any) -> None:
             "or video; a step may run the vision tower on many more than without pruning",
             given,
         )
+
+
+def _check_deployment(engine_args: Any) -> None:
+    """Refuse instances that do only a part of the work, or share it in an untried way."""
+    from vllm import envs
+    from vllm.config import ECTransferConfig
+
+    transfer = engine_args.ec_transfer_config
+    if isinstance(transfer, dict):  # given so offline
+        transfer = ECTransferConfig(**transfer)
+    is_producer = transfer is not None and transfer.is_encode_only
+    if engine_args.mm_encoder_only or is_producer:
+        flag = "--mm-encoder-only" if engine_args.mm_encoder_only else "--ec-transfer-config"
+        raise ValueError(
+            "anchorprune: an instance that only encodes media has no language model to match the "
+            f"question with; leave out {flag}, so that one instance does both, or leave out "
+            "--anchorprune-budget on this instance and on those that it encodes for"
+        )
+    if envs.VLLM_USE_RUST_FRONTEND:
+        raise ValueError(
+            "anchorprune: vLLM's Rust front end makes prompts by itself, with all visual tokens; "
+            "unset VLLM_USE_RUST_FRONTEND to serve with the Python one"
+        )
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        size = getattr(engine_args, name)
+        if size > 1:
+            raise ValueError(
+                "anchorprune: pruning has not been tried with context parallelism; give "
+                f"--{name.replace('_', '-')} 1 instead of {size}, or use tensor parallelism"
+            )
 
 
 def _check_native_positions(engine_args: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from anchorprune_vllm.cli import add_flags
 from anchorprune_vllm.compat.cpu_model_runner import wrap_load_model
+from anchorprune_vllm.compat.encoder_cache import wrap_initialize_from_config
 from anchorprune_vllm.compat.engine_args import (
     check_model_config,
     wrap_add_cli_args,
@@ -115,6 +116,16 @@ PATCHES = (
         diff="0003-cpu-runner-multimodal-encoding.patch",
         added="vllm.v1.worker.gpu_model_runner:GPUModelRunner._setup_multimodal_encoding",
         only_on_cpu=True,
+    ),
+    Patch(
+        owner="vllm.v1.worker.worker_base:WorkerWrapperBase",
+        name="initialize_from_config",
+        wrap=wrap_initialize_from_config,
+        why="a model is not told that the encoder cache is emptied, and its own outputs of the "
+        "encoder would outlive the weights that they were made with",
+        until="vLLM's runners tell the model",
+        diff="0005-reset-encoder-cache-of-models.patch",
+        added="vllm.model_executor.models.interfaces:supports_encoder_cache_reset",
     ),
 )
 

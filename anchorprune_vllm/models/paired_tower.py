@@ -116,6 +116,8 @@ class PairedPrunedModel(LinearPositionsModel):
         pair = self.pair_family.load(text_encoder, model_config.dtype, device)
         # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
         for number, tensor in enumerate(pair.tensors()):
+            # No checkpoint of the model has them: a reload of weights leaves them as they are.
+            tensor.weight_loader_numel = 0  # type: ignore[attr-defined]
             self.register_buffer(  # type: ignore[attr-defined]
                 f"anchorprune_{number}", tensor, persistent=False
             )

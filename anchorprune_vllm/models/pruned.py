@@ -200,9 +200,13 @@ class PrunedModel:
         return embeddings
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        self.reset_encoder_cache()
+        return super().load_weights(weights)  # type: ignore[misc]
+
+    def reset_encoder_cache(self) -> None:
+        """Forget all media; vLLM's runners call this when they empty their own encoder cache."""
         if self._pruner is not None:
             self._pruner.forget_media()
-        return super().load_weights(weights)  # type: ignore[misc]
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]

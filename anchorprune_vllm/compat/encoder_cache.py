@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's encoder cache: when it is emptied, what a model keeps of its encoder goes as well."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def wrap_initialize_from_config(original: Any) -> Any:
+    """Once a worker is ready, tie the model's own cache to the encoder cache of its runner."""
+
+    @functools.wraps(original)
+    def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        tie_caches(self.worker.model_runner)
+
+    return initialize_from_config
+
+
+def tie_caches(runner: Any) -> None:
+    """Both runners empty their cache in one method, called for new weights, pauses and sleep."""
+    reset_model = getattr(runner.get_model(), "reset_encoder_cache", None)
+    if reset_model is None:
+        return
+    reset_runner = runner.reset_encoder_cache
+
+    def reset_encoder_cache() -> None:
+        reset_runner()
+        reset_model()
+
+    runner.reset_encoder_cache = reset_encoder_cache
