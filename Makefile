@@ -38,7 +38,7 @@ serve: setup ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, A
 	@VLLM=$(BIN)/vllm ANCHORPRUNE=$(BIN)/anchorprune examples/serve.sh -- $(ARGS)
 
 test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
-	$(BIN)/python -m pytest -m "not engine and not rehearsal" $(at_once) $(ARGS) $(or_none_chosen)
+	$(BIN)/python -m pytest -m "not engine and not rehearsal" --timeout=300 $(at_once) $(ARGS) $(or_none_chosen)
 	$(BIN)/python -m pytest -m engine $(at_once) $(ARGS) $(or_none_chosen)
 
 # Most tests keep one core busy. Which stay together is in tests/conftest.py.

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
+
+# By itself Hypothesis fails a test that is slow, as all are on a busy machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 class ByModel(LoadScopeScheduling):

@@ -206,9 +206,12 @@ def test_compiled_encoder(model: Path) -> None:
         start(model, compilation_config={"compile_mm_encoder": True})
 
 
-def test_server_defaults_do_not_go_through_processor_kwargs(model: Path) -> None:
-    with pytest.raises(ValueError, match="is for single requests; set the server's defaults"):
-        start(model, mm_processor_kwargs={"anchorprune": {"budget": 8}})
+@pytest.mark.parametrize("key", ["anchorprune", "anchor_prune"])
+def test_server_defaults_do_not_go_through_processor_kwargs(model: Path, key: str) -> None:
+    words = f"'{key}' in --mm-processor-kwargs is for single requests; set the server's defaults"
+    with pytest.raises(ValueError, match=words):
+        start(model, mm_processor_kwargs={key: {"budget": 8}})
+    start(model, mm_processor_kwargs={"do_rescale": True})
 
 
 def test_off_looks_at_nothing(model: Path) -> None:

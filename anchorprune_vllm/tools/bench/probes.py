@@ -16,6 +16,7 @@ WORKER = "anchorprune_vllm.tools.bench.worker.StageTimes"
 FLAGS = ("--worker-extension-cls", WORKER)
 ENV = {"VLLM_SERVER_DEV_MODE": "1"}  # without it there is no /collective_rpc
 _SECONDS = 120
+_PROCESSES = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def kv_tokens(metrics: str) -> int:
 
 def host_bytes(session: int) -> int:
     """The most memory that the processes of a session have had, each at its own time."""
-    return sum(_peak(path, session) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return sum(_peak(path, session) for path in _PROCESSES.iterdir() if path.name.isdecimal())
 
 
 def _peak(process: Path, session: int) -> int:

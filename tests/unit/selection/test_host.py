@@ -12,12 +12,14 @@ import torch
 from anchorprune_vllm.selection.host import to_device
 
 BOUND = """
-import os, time, torch
+import os, threading, torch
 torch.randn(2000, 2000) @ torch.randn(2000, 2000)  # starts torch's own threads
 from anchorprune_vllm.selection.host import in_parallel
 
+both = threading.Barrier(2)
+
 def cores(_):
-    time.sleep(0.2)
+    both.wait(60)
     return sorted(os.sched_getaffinity(0))
 
 print(sorted(os.sched_getaffinity(0)), in_parallel(cores, [1, 2]))

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -20,7 +22,14 @@ def stand_in(tmp_path: Path, code: str, start_seconds: float = 1) -> VllmServer:
     return server
 
 
-def test_one_that_is_too_slow(tmp_path: Path) -> None:
+def test_one_that_is_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def now() -> float:
+        """The time is up as soon as it has said something."""
+        return float(10 * server.log.stat().st_size)
+
+    monkeypatch.setattr(
+        "anchorprune_vllm.tools.server.time", SimpleNamespace(monotonic=now, sleep=time.sleep)
+    )
     server = stand_in(tmp_path, SLEEPS)
     with pytest.raises(RuntimeError, match=r"was not ready after 1 s; the end of .*log:\nhere"):
         server.__enter__()

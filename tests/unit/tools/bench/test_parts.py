@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 from unittest.mock import ANY
 
-import numpy as np
 import pytest
 import torch
 
+from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
 from anchorprune_vllm.selection import select_batch
 from anchorprune_vllm.tools.bench import attention, memory, parts, selection, support, video
 
@@ -33,49 +37,108 @@ def test_it_sees_the_highest_level_of_memory() -> None:
     assert support.peak_bytes(call) == pytest.approx(2 * 2**20, rel=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_it_measures_a_call_of_the_model() -> None:
-    unpruned, pruned = memory.measure_peak_memory(["100%", 7])
-    assert (unpruned.tokens, pruned.tokens) == (5 * 576 + 48, 7)
-    assert 0 < pruned.mebibytes < 1.1 * unpruned.mebibytes
+class Meters:
+    """Stand-ins for clock and memory: they run what is measured, and give numbers in a row."""
+
+    def __init__(self) -> None:
+        self.results: list[object] = []
+        self._next = count(1)
+
+    def side_by_side(self, calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+        assert repeats == 1
+        self.results += [call() for call in calls]
+        return [float(next(self._next)) for _ in calls]
+
+    def peak_bytes(self, call: Callable[[], object]) -> int:
+        self.results.append(call())
+        return next(self._next) * 2**20
+
+
+@pytest.fixture
+def meters(monkeypatch: pytest.MonkeyPatch) -> Meters:
+    meters = Meters()
+    for module in (attention, selection, video):
+        monkeypatch.setattr(module, "side_by_side", meters.side_by_side)
+    for module in (attention, memory, video):
+        monkeypatch.setattr(module, "peak_bytes", meters.peak_bytes)
+    monkeypatch.setattr(selection, "resident_peak_bytes", meters.peak_bytes)
+    return meters
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_looks_into_the_tower() -> None:
+def test_it_measures_a_call_of_the_model(meters: Meters) -> None:
+    assert memory.measure_peak_memory(["100%", 7]) == [
+        memory.PeakMemory("100%", 5 * 576 + 48, 1.0),
+        memory.PeakMemory(7, 7, 2.0),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_looks_into_the_tower(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    @contextmanager
+    def looking(visual: torch.nn.Module, needs: set[str]) -> Iterator[None]:
+        looked.append(len(meters.results))
+        with signals_behind_outputs(visual, needs):
+            yield
+
+    monkeypatch.setattr(attention, "signals_behind_outputs", looking)
     (cost,) = attention.measure_received_attention([8], repeats=1)
-    assert cost.tokens == 64
-    assert cost.tower_ms > 0
-    assert cost.with_importance_mebibytes > cost.tower_mebibytes > 0
+    assert cost == attention.AttentionCost(64, 1.0, 2.0, 3.0, 4.0)
+    assert len(looked) == 2  # of four calls
 
 
-def test_it_measures_a_video() -> None:
+def test_it_measures_a_video(meters: Meters) -> None:
     (cost,) = video.measure_videos([2], kept=64, repeats=1)
-    assert (cost.frames, cost.tokens, cost.kept) == (2, 2 * 13 * 14, 64)
-    assert min(cost.unpruned_ms, cost.pruned_ms) > 0
-    assert cost.pruned_mebibytes > cost.unpruned_mebibytes / 2 > 0
+    assert cost == video.VideoCost(2, 2 * 13 * 14, 64, 1.0, 2.0, 3.0, 4.0)
+    assert [len(rows) for (rows,) in meters.results] == [2 * 13 * 14, 64] * 2
 
 
-def test_it_measures_received_attention_alone() -> None:
-    costs = attention.measure_growth([100, 12_000], repeats=1)
-    assert [cost.tokens for cost in costs] == [100, 12_000]
-    assert 0 < costs[0].milliseconds < costs[1].milliseconds
-    assert costs[0].mebibytes <= costs[1].mebibytes < 12_000 * 12_000 * 4 / 2**20 / 10
+def test_it_measures_received_attention_alone(meters: Meters) -> None:
+    costs = attention.measure_growth([100, 1_200], repeats=1)
+    assert costs == [
+        attention.AttentionGrowth(100, 1.0, 2.0),
+        attention.AttentionGrowth(1_200, 3.0, 4.0),
+    ]
 
 
-@pytest.mark.parametrize("library", ["torch", "numpy"])
-def test_it_sees_memory_of_the_whole_process(library: str) -> None:
-    def call() -> None:
-        torch.ones(2**24) if library == "torch" else np.ones(2**23)  # 64 MiB
+def test_it_measures_how_selection_grows(meters: Meters) -> None:
+    costs = selection.measure_growth([200, 1_600], 1, torch.device("cpu"))
+    assert costs == [
+        selection.SelectionGrowth(200, 22, 1.0, 2.0),
+        selection.SelectionGrowth(1_600, 177, 3.0, 4.0),
+    ]
+    assert [len(kept.indices) for (kept,) in meters.results] == [22, 22, 177, 177]
 
-    assert support.resident_peak_bytes(call) == pytest.approx(64 * 2**20, rel=0.2)
+
+def test_times_are_medians_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(support, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def take(name: str, seconds: Iterator[int]) -> None:
+        nonlocal now
+        turns.append(name)
+        now += next(seconds)
+
+    turns: list[str] = []
+    one, other = iter([100, 1, 9, 2]), iter([100, 3, 3, 7])  # the first of each is not counted
+    found = support.side_by_side([lambda: take("a", one), lambda: take("b", other)], repeats=3)
+    assert found == [2000.0, 3000.0]
+    assert "".join(turns) == "abababab"
 
 
-def test_memory_of_selection_grows_as_the_tokens_do() -> None:
-    small, large = selection.measure_growth([2_000, 16_000], 1, torch.device("cpu"))
-    assert (large.tokens, large.budget) == (16_000, 1_777)
-    assert small.milliseconds < large.milliseconds
-    assert 0 < large.mebibytes < 16_000 * 16_000 * 4 / 2**20 / 8
-    assert large.mebibytes < 16 * small.mebibytes
+def test_memory_of_the_whole_process_is_the_peak_above_what_was_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = {"VmRSS": 700, "VmHWM": 700}
+    monkeypatch.setattr(support, "_process_bytes", process.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert support.resident_peak_bytes(lambda: process.update(VmRSS=720, VmHWM=950)) == 250
+
+
+def test_memory_of_the_whole_process_is_what_linux_says() -> None:
+    assert 0 < support._process_bytes("VmRSS") <= support._process_bytes("VmHWM")
 
 
 def test_all_tables_are_printed(

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from anchorprune_vllm import stopwatch
 from anchorprune_vllm.stopwatch import Stopwatch
+from anchorprune_vllm.tools.bench import probes
 from anchorprune_vllm.tools.bench.probes import ENV, FLAGS, host_bytes, kv_tokens
 from anchorprune_vllm.tools.bench.worker import StageTimes
 
@@ -25,27 +29,31 @@ def test_kv_space_is_that_of_all_engines() -> None:
         kv_tokens("vllm:other 1.0")
 
 
-def test_memory_is_that_of_a_session_and_its_highest() -> None:
-    """A child that took memory and gave it back, and its own child."""
-    program = (
-        "import subprocess, sys; block = bytearray(200_000_000); block[::4096] = b'x' * 48829; "
-        "del block; "
-        'inner = \'import sys; b = bytearray(100_000_000); b[::4096] = b"x" * 24415; '
-        "print(flush=True); sys.stdin.read()'; "
-        "subprocess.run([sys.executable, '-c', inner])"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        child.stdout.readline()
-        assert 300e6 < host_bytes(child.pid) < 400e6
-    finally:
-        child.communicate()
-    assert host_bytes(child.pid) == 0
+def test_memory_is_that_of_a_session_and_its_highest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = {"10": 10, "11": 10, "12": 12, "13": 10}  # the last ends before it is read
+    for process, peak in (("10", 1000), ("11", 1100), ("12", 1200), ("self", 1)):
+        (tmp_path / process).mkdir()
+        status = f"Name:\tpython\nVmHWM:\t   {peak} kB\nVmRSS:\t5 kB"
+        (tmp_path / process / "status").write_text(status)
+    (tmp_path / "13").mkdir()
+    (tmp_path / "14").mkdir()  # has ended already
+    monkeypatch.setattr(probes, "_PROCESSES", tmp_path)
+    monkeypatch.setattr(probes.os, "getsid", lambda pid: get_session(sessions, pid))
+    assert host_bytes(10) == 1024 * (1000 + 1100)
+    assert host_bytes(12) == 1024 * 1200
+    assert host_bytes(99) == 0
+
+
+def get_session(sessions: dict[str, int], pid: int) -> int:
+    if str(pid) not in sessions:
+        raise ProcessLookupError
+    return sessions[str(pid)]
+
+
+def test_memory_of_this_session() -> None:
+    assert host_bytes(os.getsid(0)) > 0
 
 
 class Model:
@@ -68,7 +76,8 @@ class Runner:
 
 
 @pytest.mark.parametrize("pruned", [True, False])
-def test_stages_of_a_worker(pruned: bool) -> None:
+def test_stages_of_a_worker(pruned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=count().__next__))
     worker = StageTimes()
     worker.model_runner = Runner(Model())
     if not pruned:
@@ -78,8 +87,9 @@ def test_stages_of_a_worker(pruned: bool) -> None:
     assert worker.anchorprune_read_stages()["embedding_seconds"] == 0
     assert worker.model_runner.model.embed_multimodal(pixels=3) == [3]
     stages = worker.anchorprune_read_stages()
-    assert stages["embedding_seconds"] > 0
-    assert (0 < stages["selection_seconds"] < stages["embedding_seconds"]) == pruned
+    # Every look at the clock is a second: two of selection are between two of the whole.
+    assert stages["embedding_seconds"] == (3 if pruned else 1)
+    assert stages["selection_seconds"] == (1 if pruned else 0)
 
 
 def test_memory_of_starting_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
