@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
@@ -28,12 +29,20 @@ from vllm.renderers.hf import resolve_chat_template
 
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, check_keys
+from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import log_active
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
 from anchorprune_vllm.placeholders import shortened
-from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, media_key, to_fields
+from anchorprune_vllm.plan import (
+    DUMMY_MEDIA,
+    ItemPlan,
+    MediaTokens,
+    PlanFields,
+    media_key,
+    to_fields,
+)
 from anchorprune_vllm.query import SCOPES, QueryReader
 
 QueryTokenizer = Callable[[str], Tensor]
@@ -42,6 +51,10 @@ QueryTokenizer = Callable[[str], Tensor]
 
 # A prompt's own words are bounded by the model's context; an override's are not.
 _LONGEST_QUERY = 20_000
+
+# vLLM profiles memory with its dummies: a request for all tokens is what needs most. The question
+# is for the warm-up.
+_DUMMY = {"budget": "100%", "query": "What is shown here?"}
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,10 @@ class PruningProcessor(BaseMultiModalProcessor):
         text_encoder = self._text_encoder()
         log_active(self.prune_config, text_encoder)
         return self._make_query_tokenizer(text_encoder)
+
+    @cached_property
+    def _size_limits(self) -> SizeLimits:
+        return SizeLimits.of(self.info, self.prune_config)
 
     @abstractmethod
     def _media_token_ids(self) -> Mapping[str, int]:
@@ -170,7 +187,9 @@ class PruningProcessor(BaseMultiModalProcessor):
     # -- metrics ---------------------------------------------------------------------------------
 
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> ProcessorInputs:
-        return _DummyInputs(**vars(super().get_dummy_inputs(*args, **kwargs)))
+        inputs = vars(super().get_dummy_inputs(*args, **kwargs))
+        given = inputs["hf_processor_mm_kwargs"]
+        return _DummyInputs(**{**inputs, "hf_processor_mm_kwargs": {**given, CONFIG_KEY: _DUMMY}})
 
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         result = super()._cached_apply_hf_processor(inputs, timing_ctx)
@@ -247,6 +266,8 @@ class PruningProcessor(BaseMultiModalProcessor):
                 )
                 for request, tokens in zip(requests, counts, strict=True)
             ]
+            for plan in plans:
+                self._size_limits.check(modality, plan)
             processed.update(to_fields(modality, plans))
         return processed
 
@@ -298,14 +319,12 @@ class PruningProcessor(BaseMultiModalProcessor):
         ]
 
     def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        # vLLM profiles memory with these: a request for all tokens is what needs most.
         mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
         for modality, items in mm_inputs["mm_kwargs"].items():
-            field = PlanFields.of(modality).counts
+            field = PlanFields.of(modality).media
             for item in items:
                 if item is not None and field in item:
-                    counts = item[field].data
-                    counts[0] = counts[1]
+                    item[field].data.copy_(torch.tensor(DUMMY_MEDIA))
         return mm_inputs
 
 
