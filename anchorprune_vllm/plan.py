@@ -17,6 +17,9 @@ from torch import Tensor
 
 MediaKey = tuple[int, int]
 
+DUMMY_MEDIA: MediaKey = (0, 0)
+"""Of the items that vLLM makes up, to profile memory and to warm up."""
+
 
 class PlanFields(NamedTuple):
     """Names of the fields of one modality's items; each field belongs to one modality in vLLM."""
@@ -69,6 +72,11 @@ class ItemPlan:
     def keeps_all(self) -> bool:
         """The model's own unpruned path serves this item."""
         return self.tokens.are_all_kept(self.kept)
+
+    @property
+    def is_dummy(self) -> bool:
+        """Nobody has asked for this item."""
+        return self.media_key == DUMMY_MEDIA
 
     @property
     def units(self) -> Tensor | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
@@ -28,18 +29,31 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.transformers_utils.processor import get_processor_kwargs_keys, get_processor_kwargs_type
 
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.families import FALLBACKS
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
 from anchorprune_vllm.placeholders import shortened
-from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, media_key, to_fields
+from anchorprune_vllm.plan import (
+    DUMMY_MEDIA,
+    ItemPlan,
+    MediaTokens,
+    PlanFields,
+    media_key,
+    to_fields,
+)
 from anchorprune_vllm.query import SCOPES, QueryReader
 from anchorprune_vllm.request import ItemRequest, check_request_keys, read_override
 
 QueryTokenizer = Callable[[str], Tensor]
 """Query words to [segments, length] token ids, as the model's signals want them."""
+
+
+# vLLM profiles memory with its dummies: a request for all tokens is what needs most. The question
+# is for the warm-up.
+_DUMMY = {"budget": "100%", "query": "What is shown here?"}
 
 
 _Requests = Mapping[str, Sequence[ItemRequest]]
@@ -75,6 +89,10 @@ class PruningProcessor(BaseMultiModalProcessor):
         text_encoder = self._text_encoder()
         logger.info_once(active_line(self.prune_config, text_encoder))
         return self._make_query_tokenizer(text_encoder)
+
+    @cached_property
+    def _size_limits(self) -> SizeLimits:
+        return SizeLimits.of(self.info, self.prune_config)
 
     @abstractmethod
     def _media_token_ids(self) -> Mapping[str, int]:
@@ -155,7 +173,9 @@ class PruningProcessor(BaseMultiModalProcessor):
     # -- metrics ---------------------------------------------------------------------------------
 
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> ProcessorInputs:
-        return _DummyInputs(**vars(super().get_dummy_inputs(*args, **kwargs)))
+        inputs = vars(super().get_dummy_inputs(*args, **kwargs))
+        given = inputs["hf_processor_mm_kwargs"]
+        return _DummyInputs(**{**inputs, "hf_processor_mm_kwargs": {**given, CONFIG_KEY: _DUMMY}})
 
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         result = super()._cached_apply_hf_processor(inputs, timing_ctx)
@@ -238,6 +258,8 @@ class PruningProcessor(BaseMultiModalProcessor):
                 )
                 for request, tokens in zip(requests, counts, strict=True)
             ]
+            for plan in plans:
+                self._size_limits.check(modality, plan)
             processed.update(to_fields(modality, plans))
         return processed
 
@@ -289,14 +311,12 @@ class PruningProcessor(BaseMultiModalProcessor):
         ]
 
     def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        # vLLM profiles memory with these: a request for all tokens is what needs most.
         mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
         for modality, items in mm_inputs["mm_kwargs"].items():
-            field = PlanFields.of(modality).counts
+            field = PlanFields.of(modality).media
             for item in items:
                 if item is not None and field in item:
-                    counts = item[field].data
-                    counts[0] = counts[1]
+                    item[field].data.copy_(torch.tensor(DUMMY_MEDIA))
         return mm_inputs
 
 

@@ -6,18 +6,20 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
 from anchorprune_vllm.methods import Method
 from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.positions import MediaPositions, with_positions
-from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.stopwatch import Stopwatch
 
 
@@ -66,21 +68,44 @@ class VisualPruner:
         self._max_encoder_tokens = max_encoder_tokens
         self.selection_time = Stopwatch()
         """Of signals and selection; what looks into the tower's attention is the tower's time."""
+        self.is_warm = False
+        """Whether dummy items were embedded."""
         self._show_cache()
 
     def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
+        whole = [i for i, plan in enumerate(plans) if plan.keeps_all]
+        pruned = [i for i, plan in enumerate(plans) if not plan.keeps_all]
         embedded: dict[int, Tensor] = {}
-        for batch in self._micro_batches(plans):
-            whole = [i for i in batch if plans[i].keeps_all]
-            pruned = [i for i in batch if not plans[i].keeps_all]
-            if whole:  # exactly as vLLM would: views of one batch
-                for i, rows in zip(whole, model.embed_whole(whole), strict=True):
-                    positions = model.positions(i, plans[i])
-                    embedded[i] = rows if positions is None else with_positions(rows, positions)
-            if pruned:
-                embedded.update(self._embed_pruned(model, pruned, plans))
+        for batch in self._tower_batches(whole, plans):  # exactly as vLLM would: views of one batch
+            for i, rows in zip(batch, model.embed_whole(batch), strict=True):
+                positions = model.positions(i, plans[i])
+                embedded[i] = rows if positions is None else with_positions(rows, positions)
+        if pruned:
+            embedded.update(self._embed_pruned(model, pruned, plans))
         return [embedded[i] for i in range(len(plans))]
+
+    def warm_up(
+        self, model: PrunableModel, plans: Sequence[ItemPlan], budget: Budget
+    ) -> list[Tensor]:
+        """Embed vLLM's dummy items, first pruned to a budget and then whole: returns the latter.
+
+        What a request compiles is compiled then, and vLLM's profiling sees the memory of both.
+        """
+        candidates = plans[0].tokens.candidates  # the same of all
+        kept = max(1, min(budget.tokens(candidates), candidates - 1))
+        # Each of them another media, as in the largest batch that a step may have.
+        media = [(0, number) for number in range(len(plans))]
+        pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, media, strict=True)]
+        items = list(range(len(plans)))
+        if self._method.most_tokens is None or candidates <= self._method.most_tokens:
+            self._prune(model, items, pruned)
+        else:  # such a request is refused
+            self._features(model, items, pruned)
+        self.selection_time = Stopwatch()
+        self.forget_media()
+        self.is_warm = True
+        return self.embed(model, plans)
 
     def forget_media(self) -> None:
         """Drop cached tower outputs: the weights have changed."""
@@ -91,27 +116,37 @@ class VisualPruner:
         if self._metrics is not None:
             self._metrics.show_cache(self._cache)
 
-    def _micro_batches(self, plans: Sequence[ItemPlan]) -> Iterator[list[int]]:
-        """Items grouped so that no vision-tower call is larger than the unpruned engine's.
+    def _tower_batches(
+        self, items: Sequence[int], plans: Sequence[ItemPlan]
+    ) -> Iterator[list[int]]:
+        """Group items so that no call of the vision tower is larger than the unpruned engine's.
 
-        The scheduler counts K tokens for an item that it would otherwise count in full.
+        The scheduler sees to that where it can (`encoder_budget.py`).
         """
-        batch: list[int] = []
-        tokens = 0
-        for i, plan in enumerate(plans):
-            if batch and tokens + plan.tokens.unpruned > self._max_encoder_tokens:
-                yield batch
-                batch, tokens = [], 0
-            batch.append(i)
-            tokens += plan.tokens.unpruned
-        yield batch
+
+        def tokens(batch: list[int]) -> int:
+            return sum(plans[i].tokens.unpruned for i in batch)
+
+        return _batches(items, tokens, self._max_encoder_tokens)
 
     def _embed_pruned(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
+        embeddings, kept, encoded = self._prune(model, items, plans)
+        if self._metrics is not None:
+            asked = zip(items, kept, strict=True)
+            anchors = [tokens.is_anchor for i, tokens in asked if plans[i].query_ids.numel()]
+            self._metrics.count(len(items), encoded, anchors, self.selection_time, self._cache)
+        return embeddings
+
+    def _prune(
+        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+    ) -> tuple[dict[int, Tensor], list[KeptTokens], int]:
+        """Return the embeddings of items, what is kept of each, and how many media were encoded."""
         features, encoded = self._features(model, items, plans)
         with self.selection_time.timing(len(items), features[0].hidden.device):
-            kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
+            candidates = self._candidates(model, features, [plans[i] for i in items])
+            kept = self._select(candidates)
         rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}
@@ -126,11 +161,22 @@ class VisualPruner:
         # Only now: what the cache gave above are views of pages that this may overwrite.
         for media, media_features in encoded.items():
             self._cache.put(media, media_features)
-        if self._metrics is not None:
-            asked = zip(items, kept, strict=True)
-            anchors = [tokens.is_anchor for i, tokens in asked if plans[i].query_ids.numel()]
-            self._metrics.count(len(items), len(encoded), anchors, self.selection_time, self._cache)
-        return embeddings
+        return embeddings, kept, len(encoded)
+
+    def _select(self, candidates: Sequence[Candidates]) -> list[KeptTokens]:
+        """Choose tokens of all items at once, as far as memory allows.
+
+        On a device a batch is padded to its longest item: small ones beside a large one may take
+        many times the memory of all of them.
+        """
+
+        def padded_tokens(batch: list[int]) -> int:
+            return len(batch) * max(len(candidates[i].features) for i in batch)
+
+        kept: list[KeptTokens] = []
+        for batch in _batches(range(len(candidates)), padded_tokens, self._max_encoder_tokens):
+            kept += self._method.select([candidates[i] for i in batch])
+        return kept
 
     def _candidates(
         self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
@@ -163,7 +209,22 @@ class VisualPruner:
         media = [plans[i].media_key for i in items]
         cached = {key: self._cache.get(key) for key in media}
         missing = {key: i for key, i in zip(media, items, strict=True) if cached[key] is None}
-        encoded = {}
-        if missing:
-            encoded = dict(zip(missing, model.encode(list(missing.values())), strict=True))
+        encoded: dict[MediaKey, MediaFeatures] = {}
+        for batch in self._tower_batches(list(missing.values()), plans):
+            keys = [plans[i].media_key for i in batch]
+            encoded.update(zip(keys, model.encode(batch), strict=True))
         return [cached[key] or encoded[key] for key in media], encoded
+
+
+def _batches(
+    items: Sequence[int], cost: Callable[[list[int]], int], most: int
+) -> Iterator[list[int]]:
+    """Cut items into runs that cost at most so much; one that costs more by itself is alone."""
+    batch: list[int] = []
+    for i in items:
+        if batch and cost([*batch, i]) > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -23,6 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
@@ -39,6 +40,7 @@ from anchorprune_vllm.positions import (
 )
 from anchorprune_vllm.processor import PruningProcessor, refuse_overrides
 from anchorprune_vllm.pruner import PrunableModel, Signals, VisualPruner
+from anchorprune_vllm.warm_up import warm_up_without_profiling
 
 _Model = TypeVar("_Model", bound=type)
 
@@ -101,6 +103,7 @@ class PrunedModel:
             return
         method = method_of(config)
         self.needs = method.needs
+        self._budgets = {modality: config.budget_for(modality) for modality in self.modalities}
         if config.has_native_positions(self.default_positions):
             _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
@@ -124,8 +127,11 @@ class PrunedModel:
                 max_encoder_tokens=self._max_encoder_tokens,
                 metrics=selection_metrics(vllm_config, config),
             )
-            # Selection is compiled on first use: now, and not while a request waits.
-            method.select([small_item(vllm_config.device_config.device)])
+            # What compiles does so now, and not while a request waits: selection at once, in the
+            # state that torch has in a request, and the whole way as soon as there are weights.
+            with torch.device("cpu"), set_default_torch_dtype(torch.float32):
+                method.select([small_item(vllm_config.device_config.device)])
+            warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
 
     @classmethod
     def prepare(cls, model_config: Any) -> None:
@@ -192,7 +198,10 @@ class PrunedModel:
             for modality in self.modalities:  # vLLM batches items of one modality at a time
                 plans = pop_plans(modality, kwargs)
                 if plans is not None:
-                    return self._pruner.embed(self._media(modality, kwargs), plans)
+                    media = self._media(modality, kwargs)
+                    if plans[0].is_dummy:
+                        return self._pruner.warm_up(media, plans, self._budgets[modality])
+                    return self._pruner.embed(media, plans)
         embeddings = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         if self._native_positions:  # the client's own embeddings, or vLLM's way
             positions = self._given_positions(embeddings, **kwargs)

@@ -93,6 +93,28 @@ def merged(grid: Sequence[int], merge_size: int) -> Grid:
     return frames, rows // merge_size, columns // merge_size
 
 
+def frame_groups(grids: Sequence[Sequence[int]], at_once: int) -> list[list[Grid]]:
+    """Cut grids of patches between frames, into groups of at most `at_once` patches.
+
+    A frame that is larger than that is alone.
+    """
+    groups: list[list[Grid]] = [[]]
+    room = at_once
+    for frames, rows, columns in grids:
+        left = frames
+        while left:
+            fitting = max(0, min(left, room // (rows * columns)))
+            if not fitting and groups[-1]:
+                groups.append([])
+                room = at_once
+                continue
+            taken = max(1, fitting)
+            groups[-1].append((taken, rows, columns))
+            room -= taken * rows * columns
+            left -= taken
+    return groups
+
+
 def grid_positions(grid: Grid, time_factor: float) -> MediaPositions:
     """(t, h, w) of the visual tokens of a grid. As in vLLM, times are cut to whole numbers."""
     times, rows, columns = np.indices(grid)
@@ -192,30 +214,41 @@ class _Media:
         self._positions = model.positions_of(modality, kwargs)
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        needs = self._model.needs
-        with signals_behind_outputs(self._model.visual, needs):
-            outputs = self.embed_whole(items)
-        features = []
+        # Patches attend within their frame, so frames may come to the tower in any company. A long
+        # video is more than the unpruned engine ever gives to it at once.
+        calls = frame_groups([self._grids[i] for i in items], self._model.patches_at_once())
+        pixels = torch.cat([self._pixels[i] for i in items])
+        sizes = [sum(prod(grid) for grid in grids) for grids in calls]
+        outputs: list[Tensor] = []
+        with signals_behind_outputs(self._model.visual, self._model.needs):
+            for part, grids in zip(pixels.split(sizes), calls, strict=True):
+                outputs.extend(self._embed(part, grids))
+        merge_unit = self._model.visual.spatial_merge_unit
+        tokens = [prod(self._grids[i]) // merge_unit for i in items]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self._features(joined).regrouped(lambda part: part.split(tokens))
+
+    def _features(self, rows: Tensor) -> MediaFeatures:
+        """Take the tower's outputs and the signals behind them apart."""
+        needs, size = self._model.needs, self._model.visual.out_hidden_size
+        parts = dict[str, Tensor]()
         names = [name for name in ("importance", "object_attention") if name in needs]
-        for rows in outputs:
-            rest, parts = rows, dict[str, Tensor]()
-            if names:
-                rest, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
-                scores = bits.to(torch.int32).view(torch.float32).unbind(1)
-                parts.update(zip(names, scores, strict=True))
-            size = self._model.visual.out_hidden_size
-            if "keys" in needs:
-                parts["keys"] = rest[:, size:].unflatten(1, self._model._key_shape())
-            features.append(MediaFeatures(rest[:, :size], **parts))
-        return features
+        if names:
+            rows, bits = split_numbers(rows, len(names), _FLOAT32_DIGITS)
+            scores = bits.to(torch.int32).view(torch.float32).unbind(1)
+            parts.update(zip(names, scores, strict=True))
+        if "keys" in needs:
+            parts["keys"] = rows[:, size:].unflatten(1, self._model._key_shape())
+        return MediaFeatures(rows[:, :size], **parts)
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        pixels = torch.cat([self._pixels[i] for i in items])
+        return self._embed(pixels, [self._grids[i] for i in items])
+
+    def _embed(self, pixels: Tensor, grids: Sequence[Sequence[int]]) -> Sequence[Tensor]:
         return Qwen2_5_VLForConditionalGeneration.embed_multimodal(
             self._model,
-            **{
-                self._pixels_key: torch.cat([self._pixels[i] for i in items]),
-                self._grid_key: torch.tensor([self._grids[i] for i in items]),
-            },
+            **{self._pixels_key: pixels, self._grid_key: torch.tensor(grids, device="cpu")},
         )
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -271,6 +304,10 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
 
     def _media(self, modality: str, kwargs: dict[str, Any]) -> _Media:
         return _Media(self, modality, kwargs)
+
+    def patches_at_once(self) -> int:
+        """Return how many the tower may get in a call: as many as with nothing pruned."""
+        return self._max_encoder_tokens * self.visual.spatial_merge_unit
 
     def _media_token_ids(self) -> list[int]:
         return [self.config.image_token_id, self.config.video_token_id]

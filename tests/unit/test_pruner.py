@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from torch import Tensor
 
+from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
-from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.methods import Method, method_of
 from anchorprune_vllm.metrics.families import (
     ANCHOR_TOKENS,
     CACHE_BYTES,
@@ -28,11 +29,11 @@ from anchorprune_vllm.metrics.families import (
     SELECTIONS,
 )
 from anchorprune_vllm.metrics.selections import SelectionMetrics
-from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.plan import DUMMY_MEDIA, ItemPlan, MediaTokens
 from anchorprune_vllm.pruner import VisualPruner
-from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.selection import Candidates, KeptTokens
 from tests.support.scrapes import Scrape
-from tests.support.selections import record_selections
+from tests.support.selections import record_selections, recorded_selections
 
 TOKENS, NEWLINES, SIZE = 10, 2, 4
 LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
@@ -49,18 +50,33 @@ class ToySignals:
         ]
 
 
+class AskedSignals(ToySignals):
+    """The first tokens are the most relevant, where something is asked."""
+
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        relevance = torch.linspace(1, 0, TOKENS)
+        return [
+            item._replace(relevance=relevance if plan.query_ids.numel() else None)
+            for item, plan in zip(super().candidates(features, plans), plans, strict=True)
+        ]
+
+
 class ToyImages:
     """Media whose features are a function of a seed."""
 
-    def __init__(self, seeds: list[int]) -> None:
+    def __init__(self, seeds: list[int], sizes: Sequence[int] = ()) -> None:
         self.seeds = seeds
+        self.sizes = dict(zip(seeds, sizes, strict=False))
         self.encoded: list[list[int]] = []
         self.whole: list[list[int]] = []
 
     def features(self, seed: int) -> MediaFeatures:
         generator = torch.Generator().manual_seed(seed)
+        tokens = self.sizes.get(seed, TOKENS)
         return MediaFeatures(
-            torch.randn(TOKENS, SIZE, generator=generator), torch.rand(TOKENS, generator=generator)
+            torch.randn(tokens, SIZE, generator=generator), torch.rand(tokens, generator=generator)
         )
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
@@ -142,6 +158,107 @@ def test_an_item_larger_than_the_budget_goes_alone() -> None:
     assert images.encoded == [[1], [2]]
 
 
+def test_only_what_the_tower_sees_counts() -> None:
+    """Media that the cache knows, or that come twice, go beside any number of others."""
+    cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=2 * (TOKENS + NEWLINES))
+    pruner.embed(ToyImages([1, 2]), [plan(1), plan(2)])
+    seeds = [1, 3, 2, 3, 1, 4, 5]
+    images = ToyImages(seeds)
+    pruner.embed(images, [plan(seed) for seed in seeds])
+    assert images.encoded == [[3, 4], [5]]
+
+
+@pytest.fixture
+def batches() -> list[list[int]]:
+    """Tokens of the items of each selection by the method `watched`."""
+    return []
+
+
+@pytest.fixture
+def watched(batches: list[list[int]]) -> Method:
+    def select(items: Sequence[Candidates]) -> list[KeptTokens]:
+        batches.append([len(item.features) for item in items])
+        return METHOD.select(items)
+
+    return replace(METHOD, select=select)
+
+
+def test_selection_of_a_call_is_one_batch(batches: list[list[int]], watched: Method) -> None:
+    cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=4 * TOKENS)
+    seeds = [1, 2, 3, 4]
+    images = ToyImages(seeds)
+    pruner.embed(images, [plan(seed) for seed in seeds])
+    assert images.encoded == [[1, 2, 3], [4]]  # 12 tokens each, newlines included
+    assert batches == [[TOKENS] * 4]
+
+
+def test_padding_is_bounded(batches: list[list[int]], watched: Method) -> None:
+    """Small items beside a large one would be padded to its size."""
+    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=60)
+    sizes = [4, 5, 50, 4, 20, 20, 20, 61, 4]
+    images = ToyImages(list(range(len(sizes))), sizes)
+    out = pruner.embed(
+        images, [replace(plan(i), tokens=MediaTokens(n, (n,), (1,))) for i, n in enumerate(sizes)]
+    )
+    assert batches == [[4, 5], [50], [4, 20, 20], [20], [61], [4]]
+    for number, rows in enumerate(out):
+        own = {tuple(row) for row in (images.features(number).hidden + 100).tolist()}
+        assert {tuple(row) for row in rows.tolist()} <= own
+
+
+class TestWarmUp:
+    """vLLM's dummies: all tokens of the largest items are asked for."""
+
+    DUMMY = ItemPlan(TOKENS, MediaTokens(12, (TOKENS,), (5,)), DUMMY_MEDIA, torch.ones(1, 4).long())
+
+    def pruner(self, tmp_path: Path, method: Method) -> VisualPruner:
+        cache = FeatureCache(9 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
+        metrics = SelectionMetrics(tmp_path, "model", "1", has_anchors=True)
+        return VisualPruner(AskedSignals(), method, cache, 99, metrics)
+
+    def test_both_ways_are_run_on_all_items(self, tmp_path: Path) -> None:
+        pruner, images = self.pruner(tmp_path, METHOD), ToyImages([1, 2])
+        assert not pruner.is_warm
+        with recorded_selections(pruner) as selections:
+            out = pruner.warm_up(images, [self.DUMMY] * 2, Budget.parse(3))
+        assert pruner.is_warm
+        assert [len(rows) for rows in out] == [TOKENS, TOKENS]
+        assert (images.encoded, images.whole) == ([[1, 2]], [[1, 2]])
+        assert [len(kept.indices) for _, kept in selections] == [3, 3]
+        assert all(item.relevance is not None for item, _ in selections)
+
+    @pytest.mark.parametrize(("budget", "kept"), [("100%", 9), (99, 9), ("1%", 1)])
+    def test_something_is_pruned_whatever_the_budget(
+        self, tmp_path: Path, budget: str | int, kept: int
+    ) -> None:
+        pruner = self.pruner(tmp_path, METHOD)
+        with recorded_selections(pruner) as selections:
+            pruner.warm_up(ToyImages([1]), [self.DUMMY], Budget.parse(budget))
+        assert [len(tokens.indices) for _, tokens in selections] == [kept]
+
+    def test_nothing_is_left_of_it(self, tmp_path: Path) -> None:
+        pruner = self.pruner(tmp_path, METHOD)
+        pruner.warm_up(ToyImages([1]), [self.DUMMY], Budget.parse(3))
+        images = ToyImages([1])
+        pruner.embed(images, [replace(plan(1), media_key=(0, 0))])
+        assert images.encoded == [[1]]
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(tmp_path))
+        scrape = Scrape.of(registry)
+        assert (scrape.value(SELECTIONS), scrape.value(CACHE_MISSES)) == (1, 1)
+
+    def test_methods_are_not_tried_on_more_than_they_take(
+        self, tmp_path: Path, batches: list[list[int]], watched: Method
+    ) -> None:
+        pruner = self.pruner(tmp_path, replace(watched, most_tokens=TOKENS - 1))
+        images = ToyImages([1])
+        pruner.warm_up(images, [self.DUMMY], Budget.parse(3))
+        assert (images.encoded, batches) == ([[1]], [])
+
+
 def test_unpruned_items_take_the_models_own_path(pruner: VisualPruner) -> None:
     images = ToyImages([1, 2, 3])
     out = pruner.embed(images, [plan(1), plan(2, TOKENS), plan(3)])
@@ -179,19 +296,6 @@ def test_a_full_cache_never_mixes_media_up() -> None:
         rows = pruner.embed(ToyImages(seeds), plans)
         expected = fresh.embed(ToyImages(seeds), plans)
         assert all(torch.equal(*pair) for pair in zip(rows, expected, strict=True))
-
-
-class AskedSignals(ToySignals):
-    """The first tokens are the most relevant, where something is asked."""
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        relevance = torch.linspace(1, 0, TOKENS)
-        return [
-            item._replace(relevance=relevance if plan.query_ids.numel() else None)
-            for item, plan in zip(super().candidates(features, plans), plans, strict=True)
-        ]
 
 
 @pytest.mark.parametrize("has_anchors", [True, False])

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
 from anchorprune_vllm.channels import split_numbers
 from anchorprune_vllm.logger import logger
-from anchorprune_vllm.models.qwen2_5_vl import grid_extent, grid_positions
+from anchorprune_vllm.models.qwen2_5_vl import frame_groups, grid_extent, grid_positions
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, clip, picture
@@ -76,6 +76,70 @@ def test_several_items_in_one_call(model: LocalModel) -> None:
             (expected,) = model.model._media("image", alone).encode([0])
             torch.testing.assert_close(features.importance, expected.importance)
             torch.testing.assert_close(features.hidden, expected.hidden)
+
+
+@pytest.mark.parametrize("tokens", [1, 140, 300, 700])
+@pytest.mark.parametrize("name", ["importance", "keys"])
+def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
+    demo_models: Any,
+    rank: None,
+    model: LocalModel,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    name: Any,
+) -> None:
+    """Attention is within frames, so the outputs are those of all at once."""
+    needs = frozenset({"importance", "object_attention", name})
+    monkeypatch.setattr(model.model, "needs", needs)
+    media = [clip(60, frames=9, size=(400, 300)), clip(61, frames=2), clip(62, frames=6)]
+    ((modality, kwargs),) = model.batches(process(model, *media, budget=10))
+    grids = kwargs["video_grid_thw"].tolist()
+    calls: list[int] = []
+    hook = model.model.visual.register_forward_pre_hook(
+        lambda module, args: calls.append(len(args[0]))
+    )
+    with torch.inference_mode():
+        together = model.model._media(modality, kwargs).encode([0, 1, 2])
+        monkeypatch.setattr(model.model, "_max_encoder_tokens", tokens)
+        in_groups = model.model._media(modality, kwargs).encode([0, 1, 2])
+    hook.remove()
+    patches = sum(grid[0] * grid[1] * grid[2] for grid in grids)
+    assert calls[0] == sum(calls[1:]) == patches
+    largest_frame = max(grid[1] * grid[2] for grid in grids)
+    assert max(calls[1:]) <= max(4 * tokens, largest_frame)
+    assert len(calls) > 2
+    for one, other in zip(together, in_groups, strict=True):
+        assert one.parts().keys() == other.parts().keys()
+        for part in one.parts():
+            torch.testing.assert_close(other.parts()[part], one.parts()[part])
+
+
+def test_frames_are_grouped_as_they_fit() -> None:
+    grids = [(5, 2, 2), (1, 10, 2), (3, 2, 2)]
+    assert frame_groups(grids, 10) == [
+        [(2, 2, 2)],
+        [(2, 2, 2)],
+        [(1, 2, 2)],
+        [(1, 10, 2)],  # too large, and alone
+        [(2, 2, 2)],
+        [(1, 2, 2)],
+    ]
+    assert frame_groups(grids, 24) == [[(5, 2, 2)], [(1, 10, 2), (1, 2, 2)], [(2, 2, 2)]]
+    assert frame_groups(grids, 99) == [grids]
+
+
+def test_a_video_beyond_all_bounds_is_refused(demo_models: Any, rank: None) -> None:
+    """vLLM sees K tokens, and so would let it pass."""
+    small = LocalModel(
+        demo_models("qwen2.5-vl"),
+        max_model_len=512,
+        mm_processor_kwargs={"max_pixels": 56 * 56 * 8},
+    )
+    largest = small.processor._size_limits.largest
+    process(small, clip(63, frames=4, size=(112, 112)), budget=4)
+    frames = 2 * (2 * largest // 16 + 1)  # 16 tokens in each pair of frames
+    with pytest.raises(ValueError, match=rf"at most {2 * largest} are allowed"):
+        process(small, clip(64, frames=frames, size=(112, 112)), budget=4)
 
 
 def test_the_tower_is_left_as_it_was(model: LocalModel) -> None:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large an image or video may be, and what is said of a larger one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anchorprune_vllm.limits import SizeLimits
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+
+
+def plan(*units: int, kept: int = 4) -> ItemPlan:
+    return ItemPlan(kept, MediaTokens(sum(units), units, units), (1, 1), torch.empty(0, 0))
+
+
+LIMITS = SizeLimits(largest=100, method="scope", of_method=None)
+
+
+@pytest.mark.parametrize("units", [(100,), (100, 100), (50,) * 4, (1,) * 200])
+def test_allowed(units: tuple[int, ...]) -> None:
+    LIMITS.check("video", plan(*units))
+
+
+def test_a_video_of_too_many_tokens() -> None:
+    with pytest.raises(ValueError, match=r"this video has 201 visual tokens .* at most 200 are"):
+        LIMITS.check("video", plan(*[67] * 3))
+
+
+def test_an_image_or_frame_of_too_many_tokens() -> None:
+    with pytest.raises(ValueError, match=r"this image has 101 visual tokens in one frame .* 100"):
+        LIMITS.check("image", plan(101))
+
+
+def test_methods_that_take_so_many() -> None:
+    limits = SizeLimits(largest=100, method="scope", of_method=150)
+    limits.check("video", plan(75, 75))
+    with pytest.raises(ValueError, match="151 visual tokens, and the method scope takes at most"):
+        limits.check("video", plan(75, 76))
+
+
+def test_what_keeps_all_is_vllms_to_judge() -> None:
+    LIMITS.check("video", plan(500, kept=500))
