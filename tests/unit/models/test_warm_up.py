@@ -35,10 +35,12 @@ def compiled() -> int:
 
 
 def load(path: Path) -> LocalModel:
-    """A model whose largest image has a few hundred tokens: Qwen's own limit is 16,384."""
+    """A model whose largest item has a few hundred tokens: Qwen's own limit is 16,384."""
     is_qwen = "qwen2_5_vl" in (path / "config.json").read_text()
-    limits = {"mm_processor_kwargs": {"max_pixels": 28 * 28 * 300}} if is_qwen else {}
-    return LocalModel(path, limit_mm_per_prompt={"image": 2}, **limits)
+    limits: dict[str, Any] = {}
+    if is_qwen:
+        limits = {"mm_processor_kwargs": {"max_pixels": 28 * 28 * 300}, "max_model_len": 512}
+    return LocalModel(path, **limits)
 
 
 def ask(model: LocalModel, budget: int) -> Any:
