@@ -5,21 +5,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from anchorprune_vllm.compat import apply_patches
+from anchorprune_vllm.compat import apply_patches, check_vllm
+from anchorprune_vllm.compat.hooks import HookGone, warn_of_untested_version
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.metrics.requests import start_metrics
-from anchorprune_vllm.models import ARCHITECTURES, model_class
+from anchorprune_vllm.models import ARCHITECTURES, model_class, register_models
 
 
 def register_plugin() -> None:
-    """Put our models over vLLM's, and our flags beside its own; safe to call again."""
-    from vllm import ModelRegistry
+    """Put our models over vLLM's, and our flags beside its own; safe to call again.
 
-    for architecture, target in ARCHITECTURES.items():
-        ModelRegistry.register_model(architecture, target)
-    _register_llava_video()
-    apply_patches()
+    Whatever vLLM this meets, it raises nothing: without a budget, a server must start.
+    """
+    for step in (register_models, _register_llava_video, apply_patches):
+        try:
+            step()
+        except (HookGone, ImportError, AttributeError, TypeError) as error:
+            from anchorprune_vllm.logger import logger
+
+            logger.warning_once("anchorprune: not all of the plugin is in place (%s)", str(error))
 
 
 def _register_llava_video() -> None:
@@ -46,16 +51,15 @@ def _register_llava_video() -> None:
 
 def check_model(engine_args: Any, model_config: Any) -> None:
     """Raise ValueError if pruning is asked of a model, or in a way, that cannot be served."""
-    if CONFIG_KEY in (engine_args.mm_processor_kwargs or {}):
+    if CONFIG_KEY in (getattr(engine_args, "mm_processor_kwargs", None) or {}):
         raise ValueError(
             f"anchorprune: {CONFIG_KEY!r} in --mm-processor-kwargs is for single requests; set the "
             "server's defaults with --anchorprune-budget (offline: "
             f'hf_overrides={{"{CONFIG_KEY}": {{"budget": 64}}}})'
         )
-    if model_config.architecture in ARCHITECTURES:
-        model_class(model_config.architecture).prepare(model_config)
     config = PruneConfig.of_model(model_config.hf_config)
     if config is None:
+        _prepare_unpruned(model_config)
         return
     # The one that vLLM chose: `--model-impl` may have made it another than the checkpoint's.
     if model_config.architecture not in ARCHITECTURES:
@@ -79,13 +83,27 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             "compile_mm_encoder in --compilation-config"
         )
     served_by = model_class(model_config.architecture)
+    served_by.prepare(model_config)
+    native = config.has_native_positions(served_by.default_positions)
+    check_vllm(served_by, native=native)
+    warn_of_untested_version()
     check_method(config)
     served_by.check(model_config, config)
-    if config.has_native_positions(served_by.default_positions):
+    if native:
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
     if not engine_args.disable_log_stats:
         start_metrics(model_config, served_by.modalities)
+
+
+def _prepare_unpruned(model_config: Any) -> None:
+    """Prepare a model of ours; where it cannot be, vLLM's own is served."""
+    if model_config.architecture in ARCHITECTURES:
+        try:
+            served_by = model_class(model_config.architecture)
+        except HookGone:
+            return
+        served_by.prepare(model_config)
 
 
 def _check_native_positions(engine_args: Any) -> None:

@@ -23,6 +23,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
+from anchorprune_vllm.compat import check_vllm
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
 from anchorprune_vllm.methods import Signal, method_of, small_item
@@ -97,9 +98,11 @@ class PrunedModel:
         self.needs: frozenset[Signal] = frozenset()
         if config is None:
             return
+        native = config.has_native_positions(self.default_positions)
+        check_vllm(type(self), native=native)  # as at start-up, if vLLM let us look at it then
         method = method_of(config)
         self.needs = method.needs
-        if config.has_native_positions(self.default_positions):
+        if native:
             _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
