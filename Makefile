@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make` alone explains the targets. Each of them sets up the environment by itself first.
 
-VENV  ?= .venv
+# Another vLLM gets an environment of its own. Not `?=`: a variable VLLM in the environment is
+# the command that examples/serve.sh runs.
+VLLM   =
+VENV  ?= .venv$(addprefix -,$(VLLM))
 SHAPE ?= llava-1.5
 ARGS  ?=
 
@@ -9,6 +12,7 @@ BIN = $(VENV)/bin
 
 # Only for who has not set them. The memory for the KV cache counts on a CPU alone.
 export VENV
+unexport VLLM
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
@@ -26,9 +30,10 @@ help: ## this text
 	@echo "Your model:   make serve MODEL=llava-hf/llava-1.5-7b-hf BUDGET=64"
 	@echo "One test:     make test ARGS='-k anchor'"
 	@echo "Other Python: make setup PYTHON=python3.12"
+	@echo "Other vLLM:   make test VLLM=0.33.0"
 
 setup: ## virtual environment in .venv: some minutes the first time, then nothing
-	@docker/setup_venv.sh
+	@VERSION=$(VLLM) docker/setup_venv.sh
 
 demo: setup ## serve a tiny model with pruning, ask it at several budgets, print a table
 	@$(BIN)/anchorprune demo $(ARGS)

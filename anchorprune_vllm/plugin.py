@@ -5,23 +5,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from anchorprune_vllm.compat import apply_patches
+from anchorprune_vllm.compat import apply_patches, check_vllm
+from anchorprune_vllm.compat.hooks import HookGone, warn_of_untested_version
 from anchorprune_vllm.compile_hash import leave_out_of_hash
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
 from anchorprune_vllm.logger import logger
 from anchorprune_vllm.methods import check_method
 from anchorprune_vllm.metrics.requests import start_metrics
-from anchorprune_vllm.models import ARCHITECTURES, model_class
+from anchorprune_vllm.models import ARCHITECTURES, model_class, register_models
 
 
 def register_plugin() -> None:
-    """Put our models over vLLM's, and our flags beside its own; safe to call again."""
-    from vllm import ModelRegistry
+    """Put our models over vLLM's, and our flags beside its own; safe to call again.
 
-    for architecture, target in ARCHITECTURES.items():
-        ModelRegistry.register_model(architecture, target)
-    _register_llava_video()
-    apply_patches()
+    Whatever vLLM this meets, it raises nothing: without a budget, a server must start.
+    """
+    for step in (register_models, _register_llava_video, apply_patches):
+        try:
+            step()
+        except (HookGone, ImportError, AttributeError, TypeError) as error:
+            from anchorprune_vllm.logger import logger
+
+            logger.warning_once("anchorprune: not all of the plugin is in place (%s)", str(error))
 
 
 def _register_llava_video() -> None:
@@ -48,17 +53,17 @@ def _register_llava_video() -> None:
 
 def check_model(engine_args: Any, model_config: Any) -> None:
     """Raise ValueError if pruning is asked of a model, or in a way, that cannot be served."""
-    misplaced = [*filter(resembles_config_key, engine_args.mm_processor_kwargs or {})]
+    given = getattr(engine_args, "mm_processor_kwargs", None) or {}
+    misplaced = [*filter(resembles_config_key, given)]
     if misplaced:
         raise ValueError(
             f"anchorprune: {misplaced[0]!r} in --mm-processor-kwargs is for single requests; set "
             "the server's defaults with --anchorprune-budget (offline: "
             f'hf_overrides={{"{CONFIG_KEY}": {{"budget": 64}}}})'
         )
-    if model_config.architecture in ARCHITECTURES:
-        model_class(model_config.architecture).prepare(model_config)
     config = PruneConfig.of_model(model_config.hf_config)
     if config is None:
+        _prepare_unpruned(model_config)
         return
     # The one that vLLM chose: `--model-impl` may have made it another than the checkpoint's.
     if model_config.architecture not in ARCHITECTURES:
@@ -83,9 +88,13 @@ def check_model(engine_args: Any, model_config: Any) -> None:
         )
     _check_deployment(engine_args)
     served_by = model_class(model_config.architecture)
+    served_by.prepare(model_config)
+    native = config.has_native_positions(served_by.default_positions)
+    check_vllm(served_by, native=native)
+    warn_of_untested_version()
     check_method(config)
     served_by.check(model_config, config)
-    if config.has_native_positions(served_by.default_positions):
+    if native:
         _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
     _count_unpruned_work(engine_args)
@@ -139,6 +148,16 @@ def _check_deployment(engine_args: Any) -> None:
                 "anchorprune: pruning has not been tried with context parallelism; give "
                 f"--{name.replace('_', '-')} 1 instead of {size}, or use tensor parallelism"
             )
+
+
+def _prepare_unpruned(model_config: Any) -> None:
+    """Prepare a model of ours; where it cannot be, vLLM's own is served."""
+    if model_config.architecture in ARCHITECTURES:
+        try:
+            served_by = model_class(model_config.architecture)
+        except HookGone:
+            return
+        served_by.prepare(model_config)
 
 
 def _check_native_positions(engine_args: Any) -> None:

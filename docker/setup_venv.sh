@@ -57,7 +57,7 @@ esac
 # --- is there anything to do -------------------------------------------------------------------
 
 identity="$version $VENV vLLM $VERSION"
-sources=(pyproject.toml docker/*.{py,sh} docker/cpu-bridge/*.{in,pth,py,toml})
+sources=(pyproject.toml docker/setup_venv.sh docker/overlay_vllm.py docker/cpu-bridge/*.{in,pth,py,toml})
 contents=$(cat "${sources[@]}" - <<<"$EXTRAS" | cksum)
 
 line() { sed -n "$1p" "$stamp" 2>/dev/null; }

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes made to vLLM at run time, where it offers no hook: listed as data, applied once.
 
-Each says what it changes, why no hook avoids it, and when it can go. A target that is gone stops
-vLLM with a clear error instead of being passed over. For each, `patches/` in the repository has the
-change to vLLM that makes it needless: a vLLM with that change is left as it is.
+Each says what it changes, why no hook avoids it, and when it can go. A target that is gone is
+passed over with a warning while pruning is off, and is an error with a budget. For each, `patches/`
+in the repository has the change to vLLM that makes it needless: a vLLM with that change is left as
+it is.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from anchorprune_vllm.compat.engine_args import (
     wrap_add_cli_args,
     wrap_create_model_config,
 )
+from anchorprune_vllm.compat.hooks import HookGone, check_hooks, find
 
 _ORIGINAL = "__anchorprune_original__"
 
@@ -45,38 +46,21 @@ class Patch:
     """Not even looked at where vLLM runs on another platform."""
 
     def apply(self) -> None:
-        """Idempotent; raises RuntimeError when vLLM no longer has the target."""
-        added = _find(self.added)
+        """Idempotent; raises HookGone when vLLM no longer has the target."""
+        added = find(self.added)
         if added is not None:
             if self.registered is not None:
                 added(self.registered)
             return
-        owner = _find(self.owner)
+        owner = find(self.owner)
         original = None if owner is None else vars(owner).get(self.name)
         if original is None:
-            raise RuntimeError(
-                f"anchorprune: this vLLM has no {self.owner}.{self.name}, which the plugin "
-                "extends; install a vLLM version that the plugin supports (vllm>=0.32,<0.33)"
-            )
+            raise HookGone(f"has no {self.owner}.{self.name}, which the plugin extends")
         if hasattr(_function(original), _ORIGINAL):
             return
         replacement = self.wrap(original)
         setattr(_function(replacement), _ORIGINAL, original)
         setattr(owner, self.name, replacement)
-
-
-def _find(path: str) -> Any:
-    """What "module:name" or "module:name.name" names, or None."""
-    module, names = path.split(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise  # the module is there, something that it imports is not
-        return None
-    for name in names.split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _function(attribute: Any) -> Any:
@@ -124,16 +108,28 @@ PATCHES = (
         why="a model is not told that the encoder cache is emptied, and its own outputs of the "
         "encoder would outlive the weights that they were made with",
         until="vLLM's runners tell the model",
-        diff="0005-reset-encoder-cache-of-models.patch",
+        diff="0004-reset-encoder-cache-of-models.patch",
         added="vllm.model_executor.models.interfaces:supports_encoder_cache_reset",
     ),
 )
 
 
 def apply_patches() -> None:
-    """Apply all patches; safe to call again."""
+    """Apply all patches; safe to call again. If one cannot be, HookGone comes after the others."""
     from vllm.platforms import current_platform
 
+    gone: list[HookGone] = []
     for patch in PATCHES:
         if current_platform.is_cpu() or not patch.only_on_cpu:
-            patch.apply()
+            try:
+                patch.apply()
+            except HookGone as error:
+                gone.append(error)
+    if gone:
+        raise gone[0]
+
+
+def check_vllm(model: type, *, native: bool) -> None:
+    """Raise HookGone if this vLLM lacks what a model of ours needs to prune."""
+    check_hooks(model, native=native)
+    apply_patches()

@@ -27,8 +27,8 @@ def wrap_create_model_config(original: Any) -> Any:
     """Look at each model config as soon as it is made."""
 
     @functools.wraps(original)
-    def create_model_config(self: Any) -> Any:
-        model_config = original(self)
+    def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model_config = original(self, *args, **kwargs)
         check_model_config(self, model_config)
         return model_config
 

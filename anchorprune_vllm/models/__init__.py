@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that can be pruned: one file per architecture, each a subclass of vLLM's own class."""
+"""Models that can be pruned: one file per architecture, each a subclass of vLLM's own class.
+
+vLLM finds them here, by the names of its architectures: `anchorprune_vllm.models:Llava…`. It then
+caches what it learns of a model until a file in this folder changes.
+"""
 
 from importlib import import_module
 from typing import Any
+
+from anchorprune_vllm.compat.hooks import HookGone, check_hooks
+from anchorprune_vllm.config import CONFIG_KEY
 
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava:PrunedLlava",
@@ -15,8 +22,54 @@ ARCHITECTURES = {
 }
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""
 
+_vllms_own: dict[str, Any] = {}
+"""Architecture name -> vLLM's entry for it, of those that vLLM knows."""
+
+
+def register_models() -> None:
+    """Put our models over vLLM's; safe to call again."""
+    from vllm import ModelRegistry
+
+    if not _vllms_own:
+        known = ModelRegistry.models
+        _vllms_own.update({name: known[name] for name in ARCHITECTURES if name in known})
+    for architecture in ARCHITECTURES:
+        ModelRegistry.register_model(architecture, f"{__name__}:{architecture}")
+
 
 def model_class(architecture: str) -> Any:
-    """The class of ours that serves one of `ARCHITECTURES`."""
+    """Return the class of ours that serves one of `ARCHITECTURES`.
+
+    Raises HookGone if vLLM lacks what even its unpruned form needs.
+    """
     module, name = ARCHITECTURES[architecture].split(":")
-    return getattr(import_module(module), name)
+    try:
+        model = getattr(import_module(module), name)
+        check_hooks(model, native=False)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise HookGone(f"lacks what pruning needs ({error})") from error
+    return model
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that vLLM loads for an architecture: ours, or its own if ours cannot be."""
+    if name not in ARCHITECTURES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return model_class(name)
+    except HookGone as error:
+        if name not in _vllms_own:
+            raise
+        return _unpruned(_vllms_own[name].load_model_cls(), error)
+
+
+def _unpruned(model: Any, reason: HookGone) -> Any:
+    """vLLM's own model, which refuses to be served with a budget."""
+
+    class Unpruned(model):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if hasattr(kwargs["vllm_config"].model_config.hf_config, CONFIG_KEY):
+                raise reason
+            super().__init__(*args, **kwargs)
+
+    return Unpruned

@@ -25,6 +25,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingC
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from anchorprune_vllm.compat import check_vllm
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
 from anchorprune_vllm.methods import Signal, method_of, small_item
@@ -101,10 +102,12 @@ class PrunedModel:
         self.needs: frozenset[Signal] = frozenset()
         if config is None:
             return
+        native = config.has_native_positions(self.default_positions)
+        check_vllm(type(self), native=native)  # as at start-up, if vLLM let us look at it then
         method = method_of(config)
         self.needs = method.needs
         self._budgets = {modality: config.budget_for(modality) for modality in self.modalities}
-        if config.has_native_positions(self.default_positions):
+        if native:
             _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well

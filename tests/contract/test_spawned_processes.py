@@ -13,8 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from tests.support.cli_args import make_arg_parser
 
 
 def read_overrides(args: Namespace) -> Any:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import vllm
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
 from anchorprune_vllm.compat import PATCHES, Patch
+from tests.support.cli_args import make_arg_parser
 
 
 def parse(*arguments: str) -> Namespace:

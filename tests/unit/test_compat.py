@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from anchorprune_vllm.compat import Patch
+from anchorprune_vllm.compat.hooks import HookGone
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_method_that_vllm_has_leaves_nothing_to_do(runner: Any) -> None:
     "owner", ["fake_vllm.gone:Gone", "gone_vllm:Gone", "fake_vllm:Gone", "fake_vllm:Runner"]
 )
 def test_a_target_that_is_gone_is_an_error(runner: Any, owner: str) -> None:
-    with pytest.raises(RuntimeError, match=r"this vLLM has no .*\.gone, which the plugin extends"):
+    with pytest.raises(HookGone, match=r"vLLM [\d.]+\S* has no .*\.gone, which the plugin extends"):
         make_patch(owner, "gone").apply()
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
+from tests.support.cli_args import make_arg_parser
 from tests.support.examples import Script, load_example
 
 lmms_table = load_example("lmms_table.py")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
+from tests.support.cli_args import make_arg_parser
 from tests.support.examples import EXAMPLES, Script
 
 OURS = [
