@@ -25,7 +25,7 @@ Rehearse = Callable[[Job, Stage], Reports]
 ROOT = Path(__file__).parents[2]
 ROW = "rehearsal"
 COLUMNS = ("model", "media", "runner", "positions", "answers equal", "waits in encoder", "others")
-_MINUTES = 15  # after which a process counts as hung
+_MINUTES = 20  # after which a process counts as hung
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,28 +38,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Rehearse:
     """Run a job in a process of its own, once, and return what it reported."""
 
-    @cache
-    def run(job_text: str, stage: Stage) -> Reports:
+    @cache  # failures too: a process that hangs does so once
+    def run(job_text: str, stage: Stage) -> Reports | str:
         folder = tmp_path_factory.mktemp("rehearsal")
         (folder / "job.json").write_text(job_text)
         log, report = folder / "log", folder / "report.json"
-        with log.open("wb") as file:
-            ended = subprocess.run(
-                [
-                    *(sys.executable, "-m", "tests.rehearsal.program"),
-                    *(str(folder / "job.json"), str(report)),
-                ],
-                env=environment_of(stage),
-                cwd=ROOT,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=60 * _MINUTES,
-                check=False,
-            )
-        assert ended.returncode == 0, f"the end of {log}:\n{tail(log, 60)}"
+        program = ("-m", "tests.rehearsal.program", str(folder / "job.json"), str(report))
+        try:
+            with log.open("wb") as file:
+                subprocess.run(
+                    [sys.executable, *program],
+                    env=environment_of(stage),
+                    cwd=ROOT,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=60 * _MINUTES,
+                    check=True,
+                )
+        except subprocess.SubprocessError as error:
+            return f"{error}; the end of {log}:\n{tail(log, 60)}"
         return read_reports(report)
 
-    return lambda job, stage: run(job.to_text(), stage)
+    def run_once(job: Job, stage: Stage) -> Reports:
+        outcome = run(job.to_text(), stage)
+        assert not isinstance(outcome, str), outcome
+        return outcome
+
+    return run_once
 
 
 def environment_of(stage: Stage) -> dict[str, str]:
