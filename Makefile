@@ -17,9 +17,9 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 # Their models are made here: waiting for a hub would only cost time.
-demo test bench bench-serve: export HF_HUB_OFFLINE ?= 1
+demo test rehearse bench bench-serve: export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo serve test lint bench bench-serve clean
+.PHONY: help setup demo serve test rehearse lint bench bench-serve clean
 
 help: ## this text
 	@echo "anchorprune-vllm: visual-token pruning for vLLM"
@@ -49,11 +49,15 @@ test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pyt
 # Most tests keep one core busy. Which stay together is in tests/conftest.py.
 at_once = -n 2
 # Threads that wait for each other on the same two cores would cost more than they bring.
-test: export OMP_NUM_THREADS ?= 1
-test: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+test rehearse: export OMP_NUM_THREADS ?= 1
+test rehearse: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
 or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])
+
+rehearse: setup ## vLLM's CUDA platform on a simulated GPU: needs a C++ compiler (ARGS go to pytest)
+	@$(BIN)/python -m tests.simcuda.build
+	$(BIN)/python -m pytest -p tests.simcuda.pytest_plugin $(at_once) tests/simcuda tests/rehearsal $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check

@@ -35,6 +35,7 @@ class _Finder:
             "triton.backends": _add_triton_backend,
             "triton.runtime.interpreter": _interpret_on_the_device,
             "vllm.model_executor.layers.rotary_embedding.common": _rotate_without_cuda,
+            "vllm.model_executor.layers.rotary_embedding.mrope": _rotate_quickly,
             "vllm.v1.sample.ops.topk_topp_sampler": _sample_without_triton,
         }
 
@@ -89,6 +90,11 @@ def _interpret_on_the_device(interpreter: Any) -> None:
 def _rotate_without_cuda(module: Any) -> None:
     """vLLM calls this kernel of its CUDA library without asking whether it is there."""
     module.ApplyRotaryEmb.forward_cuda = module.ApplyRotaryEmb.forward_native
+
+
+def _rotate_quickly(module: Any) -> None:
+    """The interpreter would run this kernel of every layer for minutes; vLLM has it in torch."""
+    module.MRotaryEmbedding.forward_cuda = module.MRotaryEmbedding.forward_native
 
 
 def _sample_without_triton(module: Any) -> None:

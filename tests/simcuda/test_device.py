@@ -207,7 +207,31 @@ class TestCopiesInFlight:
         source = torch.ones(3).pin_memory()
         source.to("cuda", non_blocking=True)
         source[1] = 7
-        with pytest.raises(RuntimeError, match="overwritten while a non_blocking copy"):
+        with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
+            torch.cuda.synchronize()
+
+    @pytest.mark.parametrize("reader", ["copy", "operator", "kernel"])
+    def test_pinned_memory_that_the_device_reads_in_place(self, reader: str) -> None:
+        """vLLM's second runner fills pools of such memory, and takes them in turn."""
+        pinned = torch.ones(16, 16).pin_memory()
+        in_place = torch.ops._C.get_cuda_view_from_cpu_tensor(pinned)
+        x = torch.ones(16, 16, device="cuda")
+
+        def read() -> None:
+            with torch.device("cuda"):
+                {
+                    "copy": lambda: x.copy_(in_place, non_blocking=True),
+                    "operator": lambda: in_place + 1,
+                    "kernel": lambda: product(in_place, x),
+                }[reader]()
+
+        read()
+        in_place.add_(1)  # in order: the device does this after it has read
+        torch.cuda.synchronize()
+        pinned.fill_(2)
+        read()
+        pinned.fill_(3)
+        with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
             torch.cuda.synchronize()
 
     def test_a_pinned_source_that_is_waited_for(self) -> None:

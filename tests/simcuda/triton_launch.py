@@ -11,6 +11,15 @@ import torch
 def launch_on_the_device(interpreter: Any) -> None:
     """Let kernels use device tensors in place, where the interpreter would copy them."""
 
+    def tensors_in(arguments: Any) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for argument in arguments:
+            if isinstance(argument, tuple):
+                found += tensors_in(argument)
+            elif hasattr(argument, "data_ptr"):
+                found.append(interpreter._unwrap_tensor(argument))
+        return found
+
     def on_host(argument: Any) -> Any:
         if isinstance(argument, tuple):
             return interpreter._tuple_create(argument, map(on_host, argument))
@@ -23,11 +32,12 @@ def launch_on_the_device(interpreter: Any) -> None:
             raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         return interpreter._rewrap_tensor(tensor, original_tensor=argument)
 
-    def to_host(executor: Any, args: Any, kwargs: Any) -> Any:
+    def before(executor: Any, args: Any, kwargs: Any) -> Any:
+        torch.ops.simcuda.before_kernel(tensors_in((*args, *kwargs.values())))
         return [on_host(arg) for arg in args], {name: on_host(arg) for name, arg in kwargs.items()}
 
-    def back(executor: Any, *arguments: Any) -> None:
-        """Kernels have written where the tensors are."""
+    def after(executor: Any, args: Any, args_on_host: Any, kwargs: Any, *rest: Any) -> None:
+        torch.ops.simcuda.after_kernel(tensors_in((*args, *kwargs.values())))
 
-    interpreter.GridExecutor._init_args_hst = to_host
-    interpreter.GridExecutor._restore_args_dev = back
+    interpreter.GridExecutor._init_args_hst = before
+    interpreter.GridExecutor._restore_args_dev = after

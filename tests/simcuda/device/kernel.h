@@ -51,6 +51,7 @@ inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 
   // 1. What CUDA would check or wait for.
   Arguments given;
+  PinnedArguments pinned;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     auto& value = (*stack)[first + i];
     const auto* alias = schema.arguments()[i].alias_info();
@@ -58,6 +59,7 @@ inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     const bool is_index = takes_indices(schema.name()) && value.isOptionalTensorList();
     replace_tensors(value, [&](const at::Tensor& t) {
       note(t, is_index, is_written, given);
+      pinned.add(t);
       return t;
     });
     if (value.isGenerator() && value.toGenerator().device().is_cpu())
@@ -65,6 +67,7 @@ inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   }
   check_devices(op, given);
   check_dtypes(schema.name(), given);
+  pinned.before_kernel();
   report_waits(schema.name(), torch::jit::last(*stack, schema.arguments().size()), given);
 
   // 2. The same call on the host.
@@ -81,6 +84,7 @@ inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     at::AutoDispatchBelowADInplaceOrView guard;
     op.callBoxed(stack);
   }
+  pinned.after_kernel();
 
   // 3. Its results on the device.
   aliases.bring_back();

@@ -51,6 +51,16 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 
 TORCH_LIBRARY(simcuda, library) {
   library.def("host_alias(Tensor(a) device_tensor) -> Tensor(a)", simcuda::host_alias);
+  library.def("before_kernel(Tensor[] arguments) -> ()", [](at::TensorList arguments) {
+    simcuda::PinnedArguments pinned;
+    for (auto& t : arguments) pinned.add(t);
+    pinned.before_kernel();
+  });
+  library.def("after_kernel(Tensor[] arguments) -> ()", [](at::TensorList arguments) {
+    simcuda::PinnedArguments pinned;
+    for (auto& t : arguments) pinned.add(t);
+    pinned.after_kernel();
+  });
 }
 
 // An operator that vLLM's CUDA library has and its CPU library lacks.

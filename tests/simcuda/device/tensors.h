@@ -55,8 +55,13 @@ inline at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
     queue().copy_to_host(to, at::empty_strided(to.sizes(), to.strides(), to.dtype()).copy_(from));
     return self;
   }
-  if (is_asynchronous) queue().copy_to_device(from);
+  if (is_asynchronous) queue().read_pinned(from);
+  PinnedArguments pinned;
+  pinned.add(self);
+  pinned.add(source);
+  pinned.before_kernel();
   to.copy_(from);
+  pinned.after_kernel();
   return self;
 }
 
