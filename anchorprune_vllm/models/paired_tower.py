@@ -7,7 +7,7 @@ from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from anchorprune_vllm.config import PruneConfig, Similarity
@@ -83,6 +83,19 @@ class PairedPruningProcessor(PruningProcessor):
         return self.pair_family.query_tokenizer(text_encoder)
 
 
+def _as_buffers(pair: TextPair) -> nn.Module:
+    """What a pair has on the device, as a part of the model that loads no weights.
+
+    vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
+    """
+    holder = nn.Module()
+    for number, tensor in enumerate(pair.tensors()):
+        # No checkpoint of the model has them: when vLLM loads weights again, it must not wait.
+        tensor.weight_loader_numel = 0  # type: ignore[attr-defined]
+        holder.register_buffer(str(number), tensor, persistent=False)
+    return holder
+
+
 class PairedPrunedModel(LinearPositionsModel):
     """Mixin: list it before the vLLM model that it extends."""
 
@@ -114,13 +127,7 @@ class PairedPrunedModel(LinearPositionsModel):
             return PlainSignals(self._context_of)
         device = vllm_config.device_config.device
         pair = self.pair_family.load(text_encoder, model_config.dtype, device)
-        # vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
-        for number, tensor in enumerate(pair.tensors()):
-            # No checkpoint of the model has them: a reload of weights leaves them as they are.
-            tensor.weight_loader_numel = 0  # type: ignore[attr-defined]
-            self.register_buffer(  # type: ignore[attr-defined]
-                f"anchorprune_{number}", tensor, persistent=False
-            )
+        self.anchorprune_text_encoder = _as_buffers(pair)
         return self._signals_of(pair, config.similarity)
 
     @abstractmethod

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +70,5 @@ def test_known_images_are_forgotten(
     assert seen(engine).tower_batches == [reference.tower_size(IMAGE)]
 
 
-def test_the_text_encoder_waits_for_no_weights(
-    engine: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
-    """vLLM says which modules a checkpoint had nothing for."""
-    (before,) = engine.collective_rpc(_buffers)
-    with caplog.at_level(logging.WARNING, logger="vllm"), listening(caplog):
-        reload_weights(engine)
-    assert not [line for line in caplog.messages if line.startswith("Pruned")]
-    assert engine.collective_rpc(_buffers) == [before]
-
-
-@contextmanager
-def listening(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """vLLM's logger does not hand its lines on."""
-    logger = logging.getLogger("vllm")
-    logger.addHandler(caplog.handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(caplog.handler)
-
-
 def _bytes_of_known_images(worker: Any) -> int:
     return worker.model_runner.model._pruner._cache.used_bytes
-
-
-def _buffers(worker: Any) -> dict[str, tuple[int, float]]:
-    """Where each is, and a sum of what it holds."""
-    buffers = worker.model_runner.model.named_buffers()
-    return {name: (buffer.data_ptr(), float(buffer.double().sum())) for name, buffer in buffers}
