@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
+from tests.support.lost_workers import pytest_configure
+
+__all__ = ["pytest_configure"]
 
 # By itself Hypothesis fails a test that is slow, as all are on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

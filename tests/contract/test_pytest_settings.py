@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,16 @@ import os, signal
 def test_before(): pass
 def test_killed(): os.kill(os.getpid(), signal.SIGKILL)
 def test_after(): pass
+"""
+WITH_A_CHILD = """
+import os, pathlib, signal, time
+
+def test_killed():
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+    pathlib.Path(__file__).with_name("child").write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 HANGS = """
 import threading
@@ -37,47 +48,56 @@ def test_hangs():
 """
 
 
-def run_pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """With the settings of this repository, in processes as `make test` has them."""
+def run_pytest(tmp_path: Path, source: str, *options: str) -> tuple[int, str]:
+    """Exit code and output, with the settings of this repository and processes as `make test`."""
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "test_other.py").write_text("def test_other(): pass")
+    hook = "from tests.support.lost_workers import pytest_configure"  # as in tests/conftest.py
+    (tmp_path / "conftest.py").write_text(hook)
     env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", *options)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", *settings, str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    log = tmp_path / "log"  # no pipe: a child that lives on would keep it open
+    with log.open("w") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", "-n2", "--dist=loadfile", *settings, str(tmp_path)],
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=240,
+            check=False,
+        )
+    return ended.returncode, log.read_text()
 
 
-def test_a_process_that_is_killed(tmp_path: Path) -> None:
-    ended = run_pytest(tmp_path, KILLED)
-    assert ended.returncode == 1
-    assert "crashed while running" in ended.stdout
-    assert "FAILED" in ended.stdout
-    assert "test_it.py::test_killed" in ended.stdout
+@pytest.mark.parametrize("source", [KILLED, WITH_A_CHILD], ids=["alone", "with a child"])
+def test_a_process_that_is_killed(tmp_path: Path, source: str) -> None:
+    try:
+        code, output = run_pytest(tmp_path, source)
+    finally:
+        if source == WITH_A_CHILD:
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert code == 1
+    assert "crashed while running" in output
+    assert "FAILED" in output
+    assert "test_it.py::test_killed" in output
 
 
 def test_a_test_that_hangs(tmp_path: Path) -> None:
-    ended = run_pytest(tmp_path, HANGS, "-o", "timeout=2")
-    assert ended.returncode == 1
-    assert "test_it.py::test_hangs" in ended.stdout
-    assert "Failed: Timeout (>2.0s) from pytest-timeout" in ended.stdout
-    assert "def test_hangs(): threading.Event().wait()" in ended.stdout  # the stack
-    assert "1 failed, 2 passed" in ended.stdout
+    code, output = run_pytest(tmp_path, HANGS, "-o", "timeout=2")
+    assert code == 1
+    assert "test_it.py::test_hangs" in output
+    assert "Failed: Timeout (>2.0s) from pytest-timeout" in output
+    assert "def test_hangs(): threading.Event().wait()" in output  # the stack
+    assert "1 failed, 2 passed" in output
 
 
 def test_a_test_that_hangs_where_no_signal_is_handled(tmp_path: Path) -> None:
-    ended = run_pytest(
-        tmp_path, HANGS_OUTSIDE_PYTHON, "-o", "timeout=2", "-o", "faulthandler_timeout=4"
-    )
-    assert ended.returncode == 1
-    assert "test_it.py::test_hangs" in ended.stdout
-    assert "Timeout (0:00:04)!" in ended.stderr
-    assert "in test_hangs" in ended.stderr  # the stack
+    limits = ("-o", "timeout=2", "-o", "faulthandler_timeout=4")
+    code, output = run_pytest(tmp_path, HANGS_OUTSIDE_PYTHON, *limits)
+    assert code == 1
+    assert "test_it.py::test_hangs" in output
+    assert "Timeout (0:00:04)!" in output
+    assert "in test_hangs" in output  # the stack
 
 
 def test_all_tests_have_a_limit(pytestconfig: pytest.Config) -> None:
