@@ -119,19 +119,25 @@ HOOKS = (
     Hook(
         "encoder_budget.py",
         "can_allocate",
-        "overridden: a step's budget for the vision tower counts unpruned tokens",
+        "overridden: the scheduler asks it for every item of a step",
         "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.can_allocate",
     ),
     Hook(
+        "encoder_budget.py",
+        "get_freed_mm_hashes",
+        "overridden: called once, at the end of a step",
+        "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.get_freed_mm_hashes",
+    ),
+    Hook(
         "plugin.py",
-        "EncoderCacheManagerConfig",
-        "names the manager that counts so",
+        "ec_manager_config",
+        "set in the engine's arguments: names the class that counts",
         "vllm.config:EncoderCacheManagerConfig",
     ),
     Hook(
         "warm_up.py",
         "JitWarmupRegistry",
-        "runs the pruned way before a server is ready, where profiling does not",
+        "runs the pruned way before vLLM watches for compilation",
         "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry.register",
     ),
     Hook(
