@@ -22,7 +22,7 @@ from tests.support.seen_positions import Call, seen_calls, watch_positions
 
 BUDGET, LENGTH, WORDS = 16, 24, "What is on the left?"
 
-# vLLM schedules asynchronously only if drafts are made on the device.
+# Under asynchronous scheduling, drafts are made on the device.
 each_way = pytest.mark.parametrize(("on", "method"), [("V1", "ngram"), ("V2", "ngram_gpu")])
 
 
@@ -41,10 +41,20 @@ def test_compact_positions(any_model: Path, reference: Reference, on: str, metho
 def test_the_second_runner_without_asynchronous_scheduling(
     any_model: Path, reference: Reference
 ) -> None:
-    check(any_model, reference, "V2", "native", "ngram")
+    check(any_model, reference, "V2", "native", "ngram", is_asynchronous=False)
 
 
-def check(model: Path, reference: Reference, on: str, positions: str, method: str) -> None:
+def check(
+    model: Path,
+    reference: Reference,
+    on: str,
+    positions: str,
+    method: str,
+    *,
+    is_asynchronous: bool | None = None,
+) -> None:
+    if is_asynchronous is None:
+        is_asynchronous = on == "V2"
     prompts = [
         request(QUESTIONS[0], picture(800)),
         request(QUESTIONS[1], picture(801, (400, 150)), picture(802)),
@@ -62,11 +72,12 @@ def check(model: Path, reference: Reference, on: str, positions: str, method: st
         BUDGET,
         settings={"positions": positions},
         speculative_config=speculation,
+        async_scheduling=is_asynchronous,
         max_num_batched_tokens=48,
         max_num_seqs=8,
         max_model_len=512,
     ) as llm:
-        assert llm.collective_rpc(is_scheduled_asynchronously) == [method == "ngram_gpu"]
+        assert llm.collective_rpc(is_scheduled_asynchronously) == [is_asynchronous]
         watch_positions(llm)
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
         outputs = generate(llm, *({**item, **override} for item in prompts), params=params)

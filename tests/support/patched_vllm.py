@@ -8,27 +8,41 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 PATCHES = ROOT / "patches"
 
 
 class PatchedVllm:
-    """A folder for the front of PYTHONPATH: real files where a diff changes them, links elsewhere.
+    """A folder for the front of PYTHONPATH: real files where something changes, links elsewhere.
 
-    Tests that diffs bring along are in it too, under `tests/`.
+    Tests that diffs bring along are in it too, under `tests/`. `renamed`: old name -> new name, and
+    the files in which it is replaced.
     """
 
-    def __init__(self, folder: Path, diffs: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        diffs: Sequence[Path],
+        renamed: Mapping[tuple[str, str], Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder
         (installed,) = find_spec("vllm").submodule_search_locations  # type: ignore[union-attr]
         self.changed = {path for diff in diffs for path in changed_files(diff)}
+        self.changed |= {path for paths in renamed.values() for path in paths}
         _mirror(Path(installed), folder / "vllm", self.changed)
         for diff in diffs:
             git_apply(diff, folder)
+        for (old, new), paths in renamed.items():
+            for path in paths:
+                file = folder / path
+                text, count = re.subn(rf"\b{old}\b", new, file.read_text())
+                assert count, f"{path} has no {old}"
+                file.write_text(text)
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`python ARGUMENTS` with this vLLM and this repository's package."""
