@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.server import tail
 from tests.rehearsal.job import Job
 from tests.rehearsal.report import Reports, read_reports
@@ -32,6 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.rehearsal)
+
+
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """arch -> directory of a model; Qwen2.5-VL's images are smaller than in the other tests."""
+
+    @cache
+    def make(arch: str) -> Path:
+        model = tmp_path_factory.mktemp("small") / "model"
+        make_demo_model(model, arch=arch, image_size=84 if arch == "qwen2.5-vl" else 168)
+        return model
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,10 @@ CASES = [
 
 @pytest.mark.parametrize(("arch", "method"), CASES)
 def test_method(
-    arch: str, method: str, demo_models: Callable[[str], Path], rehearse: Rehearse
+    arch: str, method: str, small_models: Callable[[str], Path], rehearse: Rehearse
 ) -> None:
     engines = [Engine(name, ["pruned", "cached"], {"method": name}) for name in METHODS[arch]]
-    job = Job(str(demo_models(arch)), engines)
+    job = Job(str(small_models(arch)), engines)
     rehearsal = Rehearsal(rehearse(job, "cpu")[method], rehearse(job, "V2")[method])
     rehearsal.check_platform("V2")
     rehearsal.check_answers()

@@ -36,10 +36,10 @@ CASES = [
 
 @pytest.fixture
 def rehearsal(
-    arch: str, runner: Any, engine: str, demo_models: Callable[[str], Path], rehearse: Rehearse
+    arch: str, runner: Any, engine: str, small_models: Callable[[str], Path], rehearse: Rehearse
 ) -> Rehearsal:
     engines = [NATIVE, TIGHT] if arch == "qwen2.5-vl" else [COMPACT, NATIVE, TIGHT]
-    job = Job(str(demo_models(arch)), engines)
+    job = Job(str(small_models(arch)), engines)
     return Rehearsal(rehearse(job, "cpu")[engine], rehearse(job, runner)[engine])
 
 
