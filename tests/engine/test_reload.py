@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm import LLM
 
 from tests.support.engine import answer, make_engine, request, seen, watch
@@ -37,7 +38,8 @@ def reload_kernel_weights(llm: LLM) -> None:
 def _reload_kernel_weights(worker: Any) -> None:
     model = worker.model_runner.get_model()
     weights = [(name, weight.clone()) for name, weight in model.named_parameters()]
-    worker.model_runner.reload_weights(iter(weights), is_checkpoint_format=False)
+    with torch.inference_mode():
+        worker.model_runner.reload_weights(iter(weights), is_checkpoint_format=False)
 
 
 def reset_encoder_cache(llm: LLM) -> None:
