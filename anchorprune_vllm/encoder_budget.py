@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
@@ -23,20 +24,25 @@ CLASS_PATH = f"{__name__}.UnprunedWorkManager"
 
 
 class UnprunedWorkManager(EncoderCacheManager):
-    """Admits items to a step as long as the vision tower's work is within its budget.
+    """Admits items to a step as long as the vision tower sees no more tokens than a step has.
 
-    The scheduler subtracts K from the budget for every item; what the tower does beyond that is
-    remembered here. An item that is alone in a step is admitted whatever its size, as vLLM's own
-    largest one is: so none waits for ever. Items whose tower outputs a worker still has in its
-    feature cache are counted all the same: the scheduler cannot know of them.
+    Unpruned, a step takes in the images whose tokens it computes, so it has at most as many of the
+    tower's tokens as of the prompts' (`--max-num-batched-tokens`), or one item. An item that is
+    alone is admitted whatever its size: none waits for ever. Items whose tower outputs a worker
+    still has in its feature cache are counted all the same: the scheduler cannot know of them.
     """
 
-    def __init__(self, cache_size: int) -> None:
+    def __init__(self, cache_size: int, most_tokens: int) -> None:
         super().__init__(cache_size)
+        self._most_tokens = most_tokens
         self._scheduled: dict[tuple[str, int], int] = {}
-        """Items of this step, and the tower's work for each beyond its K."""
+        """Items of this step, and the tower's tokens of each."""
         self._offered: dict[tuple[str, int], int] = {}
         """The same of items of the request that is looked at, which may yet not be scheduled."""
+
+    @classmethod
+    def create_manager(cls, *, cache_size: int, vllm_config: VllmConfig) -> UnprunedWorkManager:
+        return cls(cache_size, vllm_config.scheduler_config.max_num_encoder_input_tokens)
 
     def can_allocate(
         self,
@@ -47,17 +53,15 @@ class UnprunedWorkManager(EncoderCacheManager):
     ) -> bool:
         if not num_embeds_to_schedule:  # the first of this request in this step
             self._offered = {}
-        embeds = request.get_num_encoder_embeds(input_id)
-        beyond = {**self._scheduled, **self._offered}
-        extra = unpruned_tokens(request, input_id) - embeds
-        left = encoder_compute_budget - sum(beyond.values())
-        if beyond and embeds + extra > left:
+        before = {**self._scheduled, **self._offered}
+        tokens = unpruned_tokens(request, input_id)
+        if before and sum(before.values()) + tokens > self._most_tokens:
             return False
         if not super().can_allocate(
             request, input_id, encoder_compute_budget, num_embeds_to_schedule
         ):
             return False
-        self._offered[request.request_id, input_id] = extra
+        self._offered[request.request_id, input_id] = tokens
         return True
 
     def allocate(self, request: Request, input_id: int) -> None:
