@@ -67,9 +67,10 @@ def _unpruned(model: Any, reason: HookGone) -> Any:
     """vLLM's own model, which refuses to be served with a budget."""
 
     class Unpruned(model):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            if hasattr(kwargs["vllm_config"].model_config.hf_config, CONFIG_KEY):
+        # vLLM looks at the signature to see how to call it.
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            if hasattr(vllm_config.model_config.hf_config, CONFIG_KEY):
                 raise reason
-            super().__init__(*args, **kwargs)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     return Unpruned
