@@ -225,6 +225,9 @@ class TestCopiesInFlight:
                     "kernel": lambda: product(in_place, x),
                 }[reader]()
 
+        part = in_place[:8]  # a view reads nothing
+        pinned.fill_(5)
+        assert part[0, 0].item() == 5
         read()
         in_place.add_(1)  # in order: the device does this after it has read
         torch.cuda.synchronize()

@@ -45,6 +45,13 @@ inline void note(const at::Tensor& t, bool is_index, bool is_written, Arguments&
   }
 }
 
+// Whether an operator returns a view of an argument: such a one reads no memory.
+inline bool makes_view(const c10::FunctionSchema& schema) {
+  if (schema.returns().empty()) return false;
+  const auto* alias = schema.returns()[0].alias_info();
+  return alias && !alias->isWrite();
+}
+
 inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
@@ -59,7 +66,7 @@ inline void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     const bool is_index = takes_indices(schema.name()) && value.isOptionalTensorList();
     replace_tensors(value, [&](const at::Tensor& t) {
       note(t, is_index, is_written, given);
-      pinned.add(t);
+      if (!makes_view(schema)) pinned.add(t);
       return t;
     });
     if (value.isGenerator() && value.toGenerator().device().is_cpu())
