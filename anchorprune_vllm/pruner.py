@@ -6,7 +6,7 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -123,11 +123,16 @@ class VisualPruner:
 
         The scheduler sees to that where it can (`encoder_budget.py`).
         """
-
-        def tokens(batch: list[int]) -> int:
-            return sum(plans[i].tokens.unpruned for i in batch)
-
-        return _batches(items, tokens, self._max_encoder_tokens)
+        batch: list[int] = []
+        tokens = 0
+        for i in items:
+            if batch and tokens + plans[i].tokens.unpruned > self._max_encoder_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(i)
+            tokens += plans[i].tokens.unpruned
+        if batch:
+            yield batch
 
     def _embed_pruned(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
@@ -145,8 +150,7 @@ class VisualPruner:
         """Return the embeddings of items, what is kept of each, and how many media were encoded."""
         features, encoded = self._features(model, items, plans)
         with self.selection_time.timing(len(items), features[0].hidden.device):
-            candidates = self._candidates(model, features, [plans[i] for i in items])
-            kept = self._select(candidates)
+            kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
         rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}
@@ -162,21 +166,6 @@ class VisualPruner:
         for media, media_features in encoded.items():
             self._cache.put(media, media_features)
         return embeddings, kept, len(encoded)
-
-    def _select(self, candidates: Sequence[Candidates]) -> list[KeptTokens]:
-        """Choose tokens of all items at once, as far as memory allows.
-
-        On a device a batch is padded to its longest item: small ones beside a large one may take
-        many times the memory of all of them.
-        """
-
-        def padded_tokens(batch: list[int]) -> int:
-            return len(batch) * max(len(candidates[i].features) for i in batch)
-
-        kept: list[KeptTokens] = []
-        for batch in _batches(range(len(candidates)), padded_tokens, self._max_encoder_tokens):
-            kept += self._method.select([candidates[i] for i in batch])
-        return kept
 
     def _candidates(
         self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
@@ -214,17 +203,3 @@ class VisualPruner:
             keys = [plans[i].media_key for i in batch]
             encoded.update(zip(keys, model.encode(batch), strict=True))
         return [cached[key] or encoded[key] for key in media], encoded
-
-
-def _batches(
-    items: Sequence[int], cost: Callable[[list[int]], int], most: int
-) -> Iterator[list[int]]:
-    """Cut items into runs that cost at most so much; one that costs more by itself is alone."""
-    batch: list[int] = []
-    for i in items:
-        if batch and cost([*batch, i]) > most:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

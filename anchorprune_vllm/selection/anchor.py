@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import distances, unit_rows
+from anchorprune_vllm.selection.cosine import distances, unit_rows, working_dtype
 from anchorprune_vllm.selection.host import to_device
 
 
@@ -93,7 +93,7 @@ def walk_ranks(
     # 2. Rank within each unit by relevance [U, longest], ties to the lower index. Padding is last:
     #    -inf, as a score that is not a number, and behind those because its index is higher.
     place = torch.arange(longest, device=device)
-    scores = torch.cat([scores.to(torch.float64) for scores in relevance])
+    scores = torch.cat([scores.to(working_dtype(device)) for scores in relevance])
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     scores = scores[(offset + first + place).clamp_max(total - 1)]
     scores = scores.masked_fill(place >= size, -torch.inf)

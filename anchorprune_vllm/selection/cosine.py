@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distances that are exact: equal tokens tie, and no kernel, batch or device changes a choice.
+"""Distances that are exact on a CPU: equal tokens tie, and no kernel or batch changes a choice.
 
 A float sum depends on the order of its terms, and matrix kernels choose that order by shape, by the
 place of a row and by machine: two copies of a token differ in the last bit, and an argmax over them
@@ -16,6 +16,9 @@ from its copy. Hence the distance is |u - v|^2 / 2 = |u|^2 / 2 + |v|^2 / 2 - uv.
 Products are taken with `torch.baddbmm`. What is exact in any order needs none of the kernels that
 vLLM puts in the place of mm, bmm, matmul and others under VLLM_BATCH_INVARIANT, and those know no
 float64.
+
+On a GPU float64 would cost up to 64 times as much. There, the same is computed in float32: a choice
+between tokens that score the same to within 1e-5 may then fall either way.
 """
 
 from __future__ import annotations
@@ -28,8 +31,13 @@ GRID = 2.0**24
 _NUMBERS_AT_ONCE = 2**22  # 32 MiB of float64
 
 
+def working_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype that selection computes in: float64 on the CPU, float32 on a device."""
+    return torch.float64 if device.type == "cpu" else torch.float32
+
+
 def unit_rows(features: Tensor) -> Tensor:
-    """Scale rows to length 1, entries rounded to multiples of 2^-24.
+    """Scale rows to length 1; on the CPU, entries are rounded to multiples of 2^-24.
 
     A row without a direction (zero, or not finite) becomes zero: its cosine with everything is 0.
 
@@ -37,12 +45,12 @@ def unit_rows(features: Tensor) -> Tensor:
         features: [..., D], any float dtype.
 
     Returns:
-        [..., D] float64, a new tensor.
+        [..., D] in the working dtype, a new tensor.
     """
-    rows = features.to(torch.float64, copy=True)
+    rows = features.to(working_dtype(features.device), copy=True)
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     rows.div_(norms).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return rows.mul_(GRID).round_().mul_(1 / GRID)
+    return rows.mul_(GRID).round_().mul_(1 / GRID) if rows.dtype == torch.float64 else rows
 
 
 def half_squares(rows: Tensor) -> Tensor:
@@ -52,33 +60,26 @@ def half_squares(rows: Tensor) -> Tensor:
 
 
 def products(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the exact dot products of `unit_rows`: [N, D] and [M, D] to [N, M] float64."""
+    """Return the dot products of `unit_rows`: [N, D] and [M, D] to [N, M]; exact on the CPU."""
     nothing = rows.new_zeros(1, 1, 1)
     return torch.baddbmm(nothing, rows[None], others.mT[None], beta=0)[0]
 
 
-def distances(
-    rows: Tensor,
-    others: Tensor,
-    halves: Tensor | None = None,
-    other_halves: Tensor | None = None,
-) -> Tensor:
+def distances(rows: Tensor, others: Tensor) -> Tensor:
     """Return cosine distances 1 - cos, between 0 and 2.
 
     Args:
         rows: [B, N, D] of `unit_rows`.
         others: [B, M, D] of `unit_rows`.
-        halves: [B, N], `half_squares` of the rows, if they are known already.
-        other_halves: [B, M], those of the others.
 
     Returns:
-        [B, N, M] float64.
+        [B, N, M] in the dtype of the rows.
     """
-    halves = half_squares(rows) if halves is None else halves
-    other_halves = half_squares(others) if other_halves is None else other_halves
-    found = torch.baddbmm(halves[:, :, None], rows, others.mT, alpha=-1)
+    if rows.dtype != torch.float64:
+        return torch.baddbmm(rows.new_ones(1, 1, 1), rows, others.mT, alpha=-1)
+    found = torch.baddbmm(half_squares(rows)[:, :, None], rows, others.mT, alpha=-1)
     # The clamp is for opposites that are a bit longer than 1.
-    return found.add_(other_halves[:, None]).clamp_max_(2)
+    return found.add_(half_squares(others)[:, None]).clamp_max_(2)
 
 
 def rows_at_once(others: int) -> int:

@@ -11,96 +11,96 @@ ablations put something else in the place of importance, or add a term.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import distances, half_squares
+from anchorprune_vllm.selection.cosine import distances, unit_rows
 
-FARTHEST = 2.0
+MAX_DISTANCE = 2.0
 """The largest cosine distance there is."""
 
-_ANCHORS_AT_ONCE = 256
 
-
-class Worth(NamedTuple):
-    """What tokens are worth, given how novel they are: factor * novelty + addend."""
+class Score(NamedTuple):
+    """How tokens score, given how novel they are: factor * novelty + addend. Never negative."""
 
     factor: Tensor
     addend: Tensor | None = None
 
     def of(self, novelty: Tensor) -> Tensor:
-        """In the shape of all three, a new tensor."""
+        """Return the scores, in the shape of all three, as a new tensor."""
         scores = self.factor * novelty
         return scores if self.addend is None else scores.add_(self.addend)
 
-    def batched(self) -> Worth:
-        """Of a batch of one item."""
-        return Worth(self.factor[None], None if self.addend is None else self.addend[None])
 
+def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
+    """Choose the tokens of one item, one at a time; the plain form, which others are held to.
 
-def novelty_to_anchor(rows: Tensor, anchor: Tensor, most: int) -> Tensor:
-    """Distance of every token to the nearest anchor token.
-
-    Without an anchor it is the farthest there is: the first choice then goes by
-    importance alone, and the distances to that choice replace it everywhere.
+    The anchor is chosen first, in native order. Then each choice is the token that scores best
+    given all those before it; of equals, the one with the lower index. Without an anchor all tokens
+    are as novel as can be at first, so the first choice goes by the factor alone.
 
     Args:
-        rows: [B, N, D] of `unit_rows`.
-        anchor: [B, N] bool.
-        most: no item has more anchor tokens than this.
+        features: [N, D], any float dtype.
+        score: [N] each, in the working dtype, small enough for thrice of it to be finite.
+        anchor: [N] bool.
+        budget: K, at least the size of the anchor and at most N.
 
     Returns:
-        [B, N] float64.
+        [K] int64, in the order of choice.
     """
-    novelty = rows.new_full(anchor.shape, FARTHEST)
-    there, index = anchor.to(torch.uint8).sort(dim=1, descending=True, stable=True)
-    halves = half_squares(rows)
-    # Some at a time: with a large budget, all products would be a matter of N x N.
-    for start in range(0, most, _ANCHORS_AT_ONCE):
-        some = slice(start, min(start + _ANCHORS_AT_ONCE, most))
-        anchors = rows.take_along_dim(index[:, some, None], 1)
-        found = distances(rows, anchors, halves, halves.gather(1, index[:, some]))
-        filler = there[:, None, some] == 0  # an item may have fewer than `most`
-        novelty = novelty.minimum(found.masked_fill_(filler, FARTHEST).amin(2))
-    return novelty
-
-
-def greedy_expansion(
-    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: Tensor, most: int
-) -> Tensor:
-    """Choose tokens one by one, each the one that is worth most; ties: lower index.
-
-    Every step is one batched matrix-vector product: the plain form, which the kernels are held to.
-
-    Args:
-        rows: [B, N, D] of `unit_rows`.
-        worth: [B, N] each, float64, small enough for thrice of it to be finite.
-        novelty: [B, N] float64 of `novelty_to_anchor`.
-        taken: [B, N] bool, tokens that cannot be chosen: the anchor and padding.
-        steps: [B] int64, how many tokens to choose of each item; as many are left.
-        most: no item has more steps than this.
-
-    Returns:
-        [B, most] int64, in the order of choice; N behind the last.
-    """
-    items, tokens, _ = rows.shape
-    flat = rows.flatten(0, 1)
-    halves = half_squares(rows)
-    offset = torch.arange(items, device=rows.device)[:, None] * tokens
-    choices = torch.empty(items, most, dtype=torch.int64, device=rows.device)
-    taken = taken.clone()
-    for step in range(most):
+    rows = unit_rows(features)[None]
+    novelty = rows.new_full(anchor.shape, MAX_DISTANCE)
+    taken = torch.zeros_like(anchor)
+    chosen = torch.empty(budget, dtype=torch.int64, device=rows.device)
+    for step in range(budget):
         # 1. Score. -inf for what is taken, and for nothing else: no token is chosen twice.
-        scores = worth.of(novelty).masked_fill_(taken, -torch.inf)
+        scores = score.of(novelty).masked_fill_(anchor, torch.inf).masked_fill_(taken, -torch.inf)
         # 2. Choose the first of equals, which is the lower index.
-        choice = scores.argmax(1, keepdim=True)
-        choices[:, step : step + 1] = choice
-        taken.scatter_(1, choice, True)
+        choice = scores.argmax(0, keepdim=True)
+        chosen[step : step + 1] = choice
+        taken.index_fill_(0, choice, True)
         # 3. The kept set is now as near as the choice, or as near as it was.
-        chosen = flat.index_select(0, (choice + offset).view(-1))[:, None]
-        found = distances(rows, chosen, halves, halves.gather(1, choice))
-        novelty = novelty.minimum(found.squeeze(2))
-    surplus = torch.arange(most, device=rows.device) >= steps[:, None]
-    return choices.masked_fill_(surplus, tokens)
+        novelty = novelty.minimum(distances(rows, rows[:, choice]).flatten())
+    return chosen
+
+
+class Expansion(NamedTuple):
+    """The tokens that were chosen of several items, one item behind the other."""
+
+    chosen: Tensor  # [sum of K] int64, of each item the anchor first, then in the order of choice
+    ascending: Tensor  # [sum of K] int64, the same in native order
+    is_anchor: Tensor  # [sum of K] bool, of `ascending`
+
+
+def expand_one_by_one(
+    features: Tensor, sizes: Sequence[int], score: Score, anchor: Tensor, budgets: Sequence[int]
+) -> Expansion:
+    """Choose the tokens of several items by the plain form.
+
+    Memory grows with the number of tokens, and a step reads all rows of an item: on a GPU this is
+    the form for items of which the distances of all pairs are too large to be kept.
+
+    Args:
+        features: [T, D], the tokens of all items one behind the other.
+        sizes: tokens of each item, T in all.
+        score: [T] each.
+        anchor: [T] bool.
+        budgets: K of each item.
+    """
+    addends = [None] * len(sizes) if score.addend is None else score.addend.split(list(sizes))
+    items = zip(
+        features.split(list(sizes)),
+        map(Score, score.factor.split(list(sizes)), addends),
+        anchor.split(list(sizes)),
+        budgets,
+        strict=True,
+    )
+    results = []
+    for rows, item_score, item_anchor, budget in items:
+        chosen = expand(rows, item_score, item_anchor, budget)
+        ascending = chosen.sort().values
+        results.append((chosen, ascending, item_anchor[ascending]))
+    return Expansion(*map(torch.cat, zip(*results, strict=True)))

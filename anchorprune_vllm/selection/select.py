@@ -4,13 +4,13 @@
 "AnchorPrune: Relevance-Anchored Contextual Expansion for Visual Token Pruning",
 Kyuan Oh and Bumsoo Kim. Stage 1 is in `anchor.py`, Stage 2 in `expand.py`.
 
-All arithmetic is float64 whatever dtype comes in, and cosines are exact (`cosine.py`): an item
-gives the same tokens alone and in any batch. On a device the host waits for nothing.
+An item gives the same tokens alone and in any batch. On a CPU all arithmetic is exact
+(`cosine.py`). On a device it is float32, and the host waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -26,13 +26,10 @@ from anchorprune_vllm.selection.candidates import (
     KeptTokens,
     validate,
 )
-from anchorprune_vllm.selection.cosine import unit_rows
-from anchorprune_vllm.selection.expand import Worth, novelty_to_anchor
-from anchorprune_vllm.selection.host import in_parallel, reads_are_free, to_device
+from anchorprune_vllm.selection.cosine import working_dtype
+from anchorprune_vllm.selection.expand import Score
+from anchorprune_vllm.selection.host import in_parallel, reads_are_free
 from anchorprune_vllm.selection.kernels import device_expansion, host_expansion
-
-# What is beyond this is cut, so that no score overflows to the -inf of a token that is taken.
-_LARGEST = torch.finfo(torch.float64).max / 4
 
 
 def anchor_prune(
@@ -111,129 +108,125 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     Numbers that are not finite give some K distinct tokens, never an error; an importance below 0
     counts as 0.
     """
+    if not items:
+        return []
     # 1. The anchors of all items that have a query; the others have none.
-    plans = [anchored_units(item, params) for item in items]
-    anchors = [torch.zeros_like(item.importance, dtype=torch.bool) for item in items]
-    asked = [number for number, item in enumerate(items) if item.relevance is not None]
-    if asked:
-        found = relevance_anchors(
-            [item.relevance for item in items if item.relevance is not None],
-            [items[number].features for number in asked],
-            [plans[number] for number in asked],
+    asked = [item for item in items if item.relevance is not None]
+    found = iter(
+        relevance_anchors(
+            [item.relevance for item in asked if item.relevance is not None],
+            [item.features for item in asked],
+            [anchored_units(item, params) for item in asked],
             params.tau,
             params.patience,
         )
-        for number, anchor in zip(asked, found, strict=True):
-            anchors[number] = anchor
+        if asked
+        else ()
+    )
+    anchors = [
+        torch.zeros_like(item.importance, dtype=torch.bool)
+        if item.relevance is None
+        else next(found)
+        for item in items
+    ]
 
     # 2. Expansion.
-    if items and reads_are_free(items[0].features):
+    if reads_are_free(items[0].features):
         return _expand_on_host(items, anchors, params)
-    return _expand_on_device(items, plans, anchors, params)
+    return _expand_on_device(items, anchors, params)
 
 
 def _expand_on_host(
     items: Sequence[Candidates], anchors: Sequence[Tensor], params: AnchorParams
 ) -> list[KeptTokens]:
-    """Stage 2 item by item: each stays in its core's cache, and works on no padding."""
+    """Stage 2 item by item, on several threads: each item stays in its core's cache."""
 
     @torch.no_grad()  # the caller's is of its own thread
     def expand(item: Candidates, anchor: Tensor) -> KeptTokens:
-        worth = _worth(item, params.stage2)
-        steps = min(item.budget, len(anchor)) - int(anchor.sum())
-        choices = host_expansion()(item.context.detach(), worth, anchor, steps)
-        return _in_order([item], anchor[None], choices[None], params.order)[0]
+        score = _score(item, params.stage2)
+        chosen = host_expansion()(item.context.detach(), score, anchor, _kept(item))
+        if params.order == "selection":
+            indices = _in_order_of_choice(item, anchor, chosen)
+        else:
+            indices = chosen.sort().values
+        return KeptTokens(indices, anchor[indices])
 
     return in_parallel(expand, items, anchors)
 
 
 def _expand_on_device(
-    items: Sequence[Candidates],
-    plans: Sequence[Sequence[Unit]],
-    anchors: Sequence[Tensor],
-    params: AnchorParams,
+    items: Sequence[Candidates], anchors: Sequence[Tensor], params: AnchorParams
 ) -> list[KeptTokens]:
-    """Stage 2 of B items at once, padded to the longest."""
-    if not items:
-        return []
-    # 1. Pad to [B, N]. Padding is not there to be taken.
-    shape = len(items), max(len(item.features) for item in items)
-    rows = _pad((unit_rows(item.context) for item in items), *shape)
-    worths = [_worth(item, params.stage2) for item in items]
-    worth = Worth(_pad((w.factor for w in worths), *shape))
-    if params.stage2 == "additive":
-        addends = (w.addend for w in worths if w.addend is not None)
-        worth = Worth(worth.factor, _pad(addends, *shape))
-    anchor = _pad(anchors, *shape)
-    padding = ~_pad((torch.ones_like(mask) for mask in anchors), *shape)
-
-    # 2. Bounds that the host knows: the size of an anchor, and the steps that are missing.
-    keep = [min(item.budget, len(item.features)) for item in items]
-    largest = max(sum(unit.maximum for unit in plan) for plan in plans)
-    least = [sum(unit.minimum for unit in plan) for plan in plans]
-    most = max(total - low for total, low in zip(keep, least, strict=True))
-
-    # 3. Expand.
-    missing = to_device(keep, rows.device) - anchor.sum(1)
-    novelty = novelty_to_anchor(rows, anchor, largest)
-    choices = device_expansion(rows.device)(rows, worth, novelty, anchor | padding, missing, most)
-    return _in_order(items, anchor, choices, params.order)
-
-
-def _in_order(
-    items: Sequence[Candidates], anchor: Tensor, choices: Tensor, order: Order
-) -> list[KeptTokens]:
-    """The kept tokens of B items. anchor: [B, N] bool; choices: [B, steps], N where there is none.
-
-    Tokens are sorted with the kept ones first: how many those are, the host knows.
-    """
-    if order == "native":
-        kept = torch.nn.functional.pad(anchor, (0, 1)).scatter_(1, choices, True)
-        index = kept[:, :-1].to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
-    else:
-        index = _in_order_of_choice(items, anchor, choices)
-    is_anchor = anchor.gather(1, index)
+    """Stage 2 of all items at once, their tokens one behind the other."""
+    sizes, budgets = [len(item.features) for item in items], [_kept(item) for item in items]
+    rows, anchor = _joined([item.context for item in items]), _joined(anchors)
+    score = _joined_score(items, params.stage2)
+    found = device_expansion(rows.device, max(sizes))(rows, sizes, score, anchor, budgets)
+    if params.order == "selection":
+        chosen = found.chosen.split(budgets)
+        orders = [_in_order_of_choice(*each) for each in zip(items, anchors, chosen, strict=True)]
+        return [KeptTokens(order, a[order]) for order, a in zip(orders, anchors, strict=True)]
     return [
-        KeptTokens(index[row, :total].clone(), is_anchor[row, :total].clone())
-        for row, total in enumerate(min(item.budget, len(item.features)) for item in items)
+        KeptTokens(*kept)
+        for kept in zip(found.ascending.split(budgets), found.is_anchor.split(budgets), strict=True)
     ]
 
 
-def _worth(item: Candidates, stage2: Stage2) -> Worth:
-    """Of an item's tokens [N] float64, finite."""
+def _kept(item: Candidates) -> int:
+    """K: the budget, or all tokens if there are fewer."""
+    return min(item.budget, len(item.features))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One behind the other; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _joined_score(items: Sequence[Candidates], stage2: Stage2) -> Score:
+    """How the tokens of all items score, [T]."""
+    if stage2 == "importance":  # in few kernels, however many items there are
+        return _by_importance(_joined([item.importance for item in items]))
+    scores = [_score(item, stage2) for item in items]
+    addends = [score.addend for score in scores if score.addend is not None]
+    return Score(_joined([s.factor for s in scores]), _joined(addends) if addends else None)
+
+
+def _score(item: Candidates, stage2: Stage2) -> Score:
+    """How the tokens of an item score, [N] in the working dtype, finite and not negative."""
     if stage2 == "importance":
-        importance = item.importance.to(torch.float64).nan_to_num(nan=0.0)
-        return Worth(importance.clamp(0, _LARGEST))
-    ones = torch.ones_like(item.importance, dtype=torch.float64)
+        return _by_importance(item.importance)
+    ones = torch.ones_like(item.importance, dtype=working_dtype(item.importance.device))
     if stage2 == "diversity":
-        return Worth(ones)
+        return Score(ones)
     relevance = ones if item.relevance is None else scaled(item.relevance)
-    return Worth(relevance) if stage2 == "multiplicative" else Worth(ones, relevance)
+    return Score(relevance) if stage2 == "multiplicative" else Score(ones, relevance)
+
+
+def _by_importance(importance: Tensor) -> Score:
+    dtype = working_dtype(importance.device)
+    # What is beyond this is cut, so that no score overflows.
+    largest = torch.finfo(dtype).max / 4
+    return Score(importance.to(dtype).nan_to_num(nan=0.0).clamp(0, largest))
 
 
 def scaled(scores: Tensor) -> Tensor:
-    """Scores [N] stretched to 0..1, float64; all 1 if they are all equal or not finite."""
-    scores = scores.to(torch.float64)
+    """Scores [N] stretched to 0..1, in the working dtype; all 1 if all equal or not finite."""
+    scores = scores.to(working_dtype(scores.device))
     low, high = scores.aminmax()
     return ((scores - low) / (high - low)).nan_to_num(nan=1.0).clamp(0, 1)
 
 
-def _in_order_of_choice(items: Sequence[Candidates], anchor: Tensor, choices: Tensor) -> Tensor:
-    """Tokens [B, N]: the anchor by falling relevance, then the choices, then what is not kept.
+def _in_order_of_choice(item: Candidates, anchor: Tensor, chosen: Tensor) -> Tensor:
+    """Tokens [K] of an item: the anchor by falling relevance, then the others as chosen.
 
-    anchor: [B, N] bool; choices: [B, steps], N where there is none.
+    anchor: [N] bool; chosen: [K] of `Expansion`.
     """
-    tokens, steps = anchor.shape[1], choices.shape[1]
-    chosen_at = torch.full_like(anchor, steps, dtype=torch.int64)
-    chosen_at = torch.nn.functional.pad(chosen_at, (0, 1))
-    numbers = torch.arange(steps, device=anchor.device).expand_as(choices)
-    chosen_at = chosen_at.scatter_(1, choices, numbers)[:, :-1].masked_fill(anchor, -1)
-    nothing = torch.zeros(tokens, device=anchor.device)
-    scores = ((nothing if i.relevance is None else i.relevance).to(torch.float64) for i in items)
-    relevance = _pad(scores, *anchor.shape).nan_to_num(nan=-torch.inf)  # last, as in the ranking
-    by_relevance = relevance.sort(dim=1, descending=True, stable=True).indices
-    then = chosen_at.gather(1, by_relevance).sort(dim=1, stable=True).indices
-    return by_relevance.gather(1, then)
+    if item.relevance is None:
+        return chosen
+    relevance = item.relevance.nan_to_num(nan=-torch.inf)[chosen]  # last, as in the ranking
+    by_relevance = relevance.masked_fill(~anchor[chosen], -torch.inf)
+    order = by_relevance.sort(descending=True, stable=True).indices
+    return chosen[order]
 
 
 def anchored_units(item: Candidates, params: AnchorParams) -> list[Unit]:
@@ -256,16 +249,3 @@ def anchored_units(item: Candidates, params: AnchorParams) -> list[Unit]:
             units.append(Unit(start, size, minimum, maximum))
         start += size
     return units
-
-
-def _pad(tensors: Iterable[Tensor], items: int, longest: int) -> Tensor:
-    """[B, N, ...] of B tensors [N_i, ...], zeros behind each. Holds one of them at a time."""
-    if items == 1:
-        return next(iter(tensors))[None]  # no copy
-    padded: Tensor | None = None
-    for number, tensor in enumerate(tensors):
-        if padded is None:
-            padded = tensor.new_zeros(items, longest, *tensor.shape[1:])
-        padded[number, : len(tensor)] = tensor
-    assert padded is not None
-    return padded

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels compiled for GPUs that are not here."""
+"""Triton kernels compiled for GPUs that are not here, and what NVIDIA's assembler says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import subprocess
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import triton
@@ -13,7 +16,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 A100 = GPUTarget("cuda", 80, 32)
+L4 = GPUTarget("cuda", 89, 32)
+H100 = GPUTarget("cuda", 90, 32)
+B200 = GPUTarget("cuda", 100, 32)
 MI300 = GPUTarget("hip", "gfx942", 64)
+NVIDIA = (A100, L4, H100, B200)
 
 
 def compiled_for(
@@ -21,18 +28,48 @@ def compiled_for(
     kernel: Any,
     types: Mapping[str, str],
     constants: Mapping[str, Any],
+    multiples_of_16: Collection[str] = (),
     **options: int,
 ) -> CompiledKernel:
-    """A kernel for arguments of these types ("*fp16" for a pointer), aligned as torch aligns."""
+    """A kernel for arguments of these types ("*fp16" for a pointer), aligned as torch aligns.
+
+    multiples_of_16: names of whole numbers that are; Triton compiles for them apart.
+    """
     signature = {
         name: "constexpr" if name in constants else types[name] for name in kernel.arg_names
     }
     aligned = {
         (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(signature.values())
-        if kind.startswith("*")
+        for place, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name in multiples_of_16
     }
     source = ASTSource(kernel, signature, dict(constants), aligned)
     with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", cache)
         return triton.compile(source, target=target, options=options)
+
+
+class Report(NamedTuple):
+    """What `ptxas -v` prints."""
+
+    registers: int
+    spilled_bytes: int
+
+
+def reported_by_ptxas(compiled: CompiledKernel, target: GPUTarget) -> Report:
+    """Assemble a kernel for an NVIDIA GPU once more, and read what the assembler reports."""
+    name = "ptxas" if target.arch < 90 else "ptxas-blackwell"  # the newer one knows Hopper too
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    arch = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)[1]
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(compiled.asm["ptx"])
+        done = subprocess.run(
+            [assembler, "-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    registers = re.search(r"Used (\d+) registers", done.stderr)[1]
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
+    return Report(int(registers), sum(map(int, spilled)))

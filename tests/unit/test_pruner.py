@@ -194,8 +194,8 @@ def test_selection_of_a_call_is_one_batch(batches: list[list[int]], watched: Met
     assert batches == [[TOKENS] * 4]
 
 
-def test_padding_is_bounded(batches: list[list[int]], watched: Method) -> None:
-    """Small items beside a large one would be padded to its size."""
+def test_items_of_unlike_sizes(batches: list[list[int]], watched: Method) -> None:
+    """One batch, and each item keeps rows of its own."""
     cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
     pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=60)
     sizes = [4, 5, 50, 4, 20, 20, 20, 61, 4]
@@ -203,7 +203,7 @@ def test_padding_is_bounded(batches: list[list[int]], watched: Method) -> None:
     out = pruner.embed(
         images, [replace(plan(i), tokens=MediaTokens(n, (n,), (1,))) for i, n in enumerate(sizes)]
     )
-    assert batches == [[4, 5], [50], [4, 20, 20], [20], [61], [4]]
+    assert batches == [sizes]
     for number, rows in enumerate(out):
         own = {tuple(row) for row in (images.features(number).hidden + 100).tolist()}
         assert {tuple(row) for row in rows.tolist()} <= own

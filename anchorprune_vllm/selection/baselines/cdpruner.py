@@ -30,7 +30,7 @@ def cdpruner(item: Candidates) -> KeptTokens:
     rows = unit_rows(item.projected)
     relevance = torch.ones_like(rows[:, 0])
     if item.relevance is not None:
-        scores = item.relevance.to(torch.float64)
+        scores = item.relevance.to(rows.dtype)
         low, high = scores.aminmax()
         relevance = ((scores - low + _LEAST_RELEVANT) / (high - low)).nan_to_num(1.0, posinf=1.0)
     total = count(item)

@@ -19,6 +19,7 @@ from anchorprune_vllm.selection.baselines.ranking import (
     in_native_order,
 )
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
+from anchorprune_vllm.selection.cosine import working_dtype
 from anchorprune_vllm.selection.host import to_device
 
 
@@ -35,7 +36,7 @@ def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
     anchors = by_score(item.object_attention)[: round(total * alpha / 5)]
     neighbours = to_device(_neighbours(item), anchors.device)[anchors]
     # Kept first, whatever their importance: rank 2 for anchors, 1 for neighbours.
-    rank = torch.zeros_like(item.importance, dtype=torch.float64)
+    rank = torch.zeros_like(item.importance, dtype=working_dtype(anchors.device))
     rank[neighbours.flatten()] = 1
     rank[anchors] = 2
     order = by_score(item.importance)

@@ -17,7 +17,7 @@ from torch import Tensor
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import as_given, by_score, count, others
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows
+from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows, working_dtype
 
 
 @method("importance", "keys")
@@ -47,8 +47,8 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     keys = unit_rows(item.keys.flatten(1))
     some = kept.split(rows_at_once(tokens))
     near = torch.cat([_nearest(keys, part, min(neighbours, tokens - 1)) for part in some])
-    importance = item.importance.to(torch.float64)
-    weights = torch.zeros(total, tokens, dtype=torch.float64, device=kept.device)
+    importance = item.importance.to(working_dtype(kept.device))
+    weights = torch.zeros(total, tokens, dtype=importance.dtype, device=kept.device)
     weights[:-1].scatter_(1, near, importance[near])
     weights[torch.arange(len(kept), device=kept.device), kept] = 1
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
+from anchorprune_vllm.selection.cosine import working_dtype
 
 
 def count(item: Candidates) -> int:
@@ -22,7 +23,7 @@ def check_share(name: str, value: float) -> None:
 
 def by_score(scores: Tensor) -> Tensor:
     """All tokens [N], highest score first, equals by index; not a number: last."""
-    scores = scores.to(torch.float64).nan_to_num(nan=-torch.inf)
+    scores = scores.to(working_dtype(scores.device)).nan_to_num(nan=-torch.inf)
     return scores.sort(descending=True, stable=True).indices
 
 

@@ -13,7 +13,7 @@ import torch
 from anchorprune_vllm.methods import method
 from anchorprune_vllm.selection.baselines.ranking import count, in_native_order
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import GRID, products, rows_at_once, unit_rows
+from anchorprune_vllm.selection.cosine import GRID, products, rows_at_once, unit_rows, working_dtype
 
 MOST_TOKENS = 2**14
 """Their cosines take 1 GiB."""
@@ -27,13 +27,13 @@ def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     """
     rows = unit_rows(item.context)
     blocks = range(0, len(rows), at_once := rows_at_once(len(rows)))
-    # Multiples of 1 / GRID: float32 holds them, their sums are exact in float64, and copies of a
-    # token tie wherever they are.
+    # Multiples of 1 / GRID: float32 holds them, their sums are exact on a CPU, and copies of
+    # a token tie wherever they are.
     cosines = torch.empty(len(rows), len(rows), device=rows.device, dtype=torch.float32)
     for start in blocks:
         some = slice(start, start + at_once)
         cosines[some] = products(rows[some], rows).mul_(GRID).round_().mul_(1 / GRID).clamp_max_(1)
-    weight = item.importance.to(torch.float64) ** alpha
+    weight = item.importance.to(working_dtype(rows.device)) ** alpha
     covered = torch.zeros(len(rows), device=rows.device, dtype=torch.float32)
     taken = torch.zeros_like(weight, dtype=torch.bool)
     choices = torch.empty(count(item), dtype=torch.int64, device=rows.device)
@@ -42,7 +42,7 @@ def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
         for start in blocks:
             some = slice(start, start + at_once)
             added = (cosines[some] - covered[some, None]).clamp_min_(0)
-            gains += added.sum(0, dtype=torch.float64)
+            gains += added.sum(0, dtype=weight.dtype)
         choice = (gains * weight).masked_fill(taken, -torch.inf).argmax(0, keepdim=True)
         choices[step : step + 1] = choice
         taken[choice] = True

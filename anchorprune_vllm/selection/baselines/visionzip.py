@@ -20,7 +20,7 @@ from anchorprune_vllm.selection.baselines.ranking import (
     others,
 )
 from anchorprune_vllm.selection.candidates import Candidates, KeptTokens
-from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows
+from anchorprune_vllm.selection.cosine import products, rows_at_once, unit_rows, working_dtype
 
 
 @method("importance", "keys")
@@ -44,12 +44,13 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     targets = rest[::step][:contextual]
     indices = torch.cat([dominant, targets])
     joining = others(tokens, indices)
-    keys = unit_rows(item.keys.to(torch.float64).sum(1))
+    dtype = working_dtype(dominant.device)
+    keys = unit_rows(item.keys.to(dtype).sum(1))
     some = joining.split(rows_at_once(len(targets)))
     group = torch.cat([products(keys[part], keys[targets]).argmax(1) for part in some])
 
     # 2. The mean of a group, and the token itself.
-    weights = torch.zeros(total, tokens, dtype=torch.float64, device=dominant.device)
+    weights = torch.zeros(total, tokens, dtype=dtype, device=dominant.device)
     weights[len(dominant) + group, joining] = 1
     weights /= weights.sum(1, keepdim=True).clamp_min(1)
     weights[torch.arange(total, device=indices.device), indices] = 1

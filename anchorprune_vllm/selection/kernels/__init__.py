@@ -1,48 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of Stage 2, by where an item is: the same choices everywhere.
+"""The forms of Stage 2, by where the items are.
 
 numba and Triton come with vLLM. Where they are missing, the plain form in torch does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import unit_rows
-from anchorprune_vllm.selection.expand import Worth, greedy_expansion, novelty_to_anchor
+from anchorprune_vllm.selection import expand
+from anchorprune_vllm.selection.expand import Expansion, Score
+from anchorprune_vllm.selection.host import reads_are_free
 
-HostExpansion = Callable[[Tensor, Worth, Tensor, int], Tensor]
-"""Features [N, D], their worth, the anchor [N], steps: choices [steps]."""
+ItemExpansion = Callable[[Tensor, Score, Tensor, int], Tensor]
+"""As `expand.expand`."""
 
-DeviceExpansion = Callable[[Tensor, Worth, Tensor, Tensor, Tensor, int], Tensor]
-"""As `greedy_expansion`."""
+BatchExpansion = Callable[[Tensor, Sequence[int], Score, Tensor, Sequence[int]], Expansion]
+"""As `expand.expand_one_by_one`."""
 
 
 @cache
-def host_expansion() -> HostExpansion:
+def host_expansion() -> ItemExpansion:
+    """Return the form for an item on the CPU."""
     if find_spec("numba") is None:
-        return plain_host_expansion
-    from anchorprune_vllm.selection.kernels.cpu import lazy_expansion
+        return expand.expand
+    from anchorprune_vllm.selection.kernels import cpu
 
-    return lazy_expansion
+    return cpu.expand
+
+
+def device_expansion(device: torch.device, largest: int) -> BatchExpansion:
+    """Return the form for a batch on a device, in which no item has more tokens than `largest`."""
+    if not runs_triton(device):
+        return expand.expand_one_by_one
+    from anchorprune_vllm.selection.kernels import gpu
+
+    return gpu.expand if gpu.fits(largest) else expand.expand_one_by_one
+
+
+def expand_item(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
+    """Choose the tokens of one item as `expand.expand` does, by the form for where it is."""
+    if reads_are_free(features):
+        return host_expansion()(features, score, anchor, budget)
+    expand_batch = device_expansion(features.device, len(features))
+    return expand_batch(features, [len(features)], score, anchor, [budget]).chosen
 
 
 @cache
-def device_expansion(device: torch.device) -> DeviceExpansion:
+def runs_triton(device: torch.device) -> bool:
+    """Return whether Triton's kernels run there: not on NVIDIA GPUs older than Ampere."""
     if device.type != "cuda" or find_spec("triton") is None:  # cuda: AMD's too
-        return greedy_expansion
-    from anchorprune_vllm.selection.kernels.gpu import lazy_expansion
-
-    return lazy_expansion
-
-
-def plain_host_expansion(features: Tensor, worth: Worth, anchor: Tensor, steps: int) -> Tensor:
-    """One item through the form for batches."""
-    rows, taken = unit_rows(features)[None], anchor[None]
-    novelty = novelty_to_anchor(rows, taken, int(anchor.sum()))
-    return greedy_expansion(rows, worth.batched(), novelty, taken, torch.tensor([steps]), steps)[0]
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

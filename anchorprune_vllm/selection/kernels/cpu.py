@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchorprune_vllm.selection.cosine import GRID
-from anchorprune_vllm.selection.expand import FARTHEST, Worth
+from anchorprune_vllm.selection.expand import MAX_DISTANCE, Score
 
 # llvmlite's library answers every name with a function of LLVM's, `__dict__` too. When an engine
 # starts on a CPU, vLLM looks into the `__dict__` of all there is, and would not start after this
@@ -47,40 +47,31 @@ def _compiled(function: _Function) -> _Function:
         return numba.njit(**options)(function)
 
 
-def lazy_expansion(features: Tensor, worth: Worth, anchor: Tensor, steps: int) -> Tensor:
-    """Choose `steps` tokens, each the one that is worth most; ties: lower index.
-
-    Args:
-        features: [N, D], any float dtype.
-        worth: [N] each, float64; factors are not negative.
-        anchor: [N] bool, the tokens that are kept already.
-        steps: how many tokens to choose; as many are left.
-
-    Returns:
-        [steps] int64, in the order of choice.
-    """
+def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
+    """Choose the tokens of one item as `selection.expand.expand` does, for factors of 0 or more."""
     wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
-    addend = torch.zeros_like(worth.factor) if worth.addend is None else worth.addend
+    addend = torch.zeros_like(score.factor) if score.addend is None else score.addend
     chosen = _expand(
         wide.contiguous().numpy(),
-        worth.factor.contiguous().numpy(),
+        score.factor.contiguous().numpy(),
         addend.contiguous().numpy(),
         anchor.nonzero().flatten().numpy(),
-        steps,
+        budget,
     )
     return torch.from_numpy(chosen)
 
 
 @_compiled
 def _expand(
-    features: _Floats, factor: _Floats, addend: _Floats, anchor: _Numbers, steps: int
+    features: _Floats, factor: _Floats, addend: _Floats, anchor: _Numbers, budget: int
 ) -> _Numbers:
     tokens, width = features.shape
     count = len(anchor)
-    kept = np.empty((count + steps, width), np.float32)  # in the order of choice
-    kept_coarse = np.empty((count + steps, width), np.int16)
-    kept_half = np.empty(count + steps)
-    chosen = np.empty(steps, np.int64)
+    kept = np.empty((budget, width), np.float32)  # in the order of choice
+    kept_coarse = np.empty((budget, width), np.int16)
+    kept_half = np.empty(budget)
+    chosen = np.empty(budget, np.int64)
+    chosen[:count] = anchor
 
     # Of each token: its unit row, a coarse one and half its square, once somebody looks at it; how
     # many of the kept it was compared with; its distance to the nearest of them; its score by that.
@@ -89,18 +80,18 @@ def _expand(
     half = np.empty(tokens)
     is_ready = np.zeros(tokens, np.bool_)
     compared = np.zeros(tokens, np.int64)
-    novelty = np.full(tokens, FARTHEST)
-    score = factor * FARTHEST + addend
+    novelty = np.full(tokens, MAX_DISTANCE)
+    score = factor * MAX_DISTANCE + addend
     for place in range(count):
         score[anchor[place]] = -np.inf
         kept_half[place] = _unit_row(features[anchor[place]], kept[place], kept_coarse[place])
     best = _tournament(score)
 
     error = _coarse_error(width)
-    while count < len(kept):
+    while count < budget:
         token = best[1]
         if compared[token] == count:
-            chosen[count - len(anchor)] = token
+            chosen[count] = token
             if not is_ready[token]:  # without an anchor, the first choice
                 half[token] = _unit_row(features[token], rows[token], coarse[token])
             kept[count] = rows[token]

@@ -1,147 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The greedy loop of a batch in one Triton kernel: a program for each item, nothing for the host.
+"""Stage 2 on a GPU: the distances of all pairs of tokens, then the greedy loop, a kernel each.
 
-Lazy as on a CPU (`cpu.py`): old scores are upper bounds, and only the token on top is compared with
-what was kept since it was last looked at. A step then reads some rows instead of all of them. The
-scores lie in blocks, of which the best is known, so that finding the top reads one block.
+The distances of an item are made once, by products on tensor cores, and kept as a matrix N x N in a
+workspace of bounded size. The greedy loop is one program per item: each step reads one row of that
+matrix, and its threads meet only to find the best score.
+
+Neither kernel depends on what else is in the batch, so an item keeps the same tokens alone and
+among others, and on every rank. The products of copies of a token are equal to the last bit, and
+their distance is exactly 0.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import half_squares
-from anchorprune_vllm.selection.expand import FARTHEST, Worth
+from anchorprune_vllm.selection.expand import MAX_DISTANCE, Expansion, Score
+from anchorprune_vllm.selection.host import to_device
 
-SIZES = {"BLOCK_TOKENS": 256, "BLOCK_WIDTH": 128, "BLOCK_KEPT": 16}
-FEWEST_BLOCKS = 128  # up to 32,768 tokens by one compiled kernel
+WORKSPACE_BYTES = 512 * 2**20
+"""For the distances of all pairs: those of one item of 11,585 tokens, or of 404 of 576."""
 
+LOOP = {"BLOCK": 4096, "num_warps": 16}
+LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
 
-def lazy_expansion(
-    rows: Tensor, worth: Worth, novelty: Tensor, taken: Tensor, steps: Tensor, most: int
-) -> Tensor:
-    """`greedy_expansion`, for factors that are not negative.
+_WAITS = 4.0  # the novelty of an anchor token before it is chosen: beyond all distances
 
-    Args:
-        rows: [B, N, D] of `unit_rows`.
-        worth: [B, N] each, float64.
-        novelty: [B, N] float64 of `novelty_to_anchor`.
-        taken: [B, N] bool, tokens that cannot be chosen.
-        steps: [B] int64, how many tokens to choose of each item; as many are left.
-        most: no item has more steps than this.
-
-    Returns:
-        [B, most] int64, in the order of choice; N behind the last.
-    """
-    items, tokens, width = rows.shape
-    score = worth.of(novelty).masked_fill_(taken, -torch.inf)
-    choices = torch.full((items, most), tokens, device=rows.device)
-    blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(triton.cdiv(tokens, SIZES["BLOCK_TOKENS"])))
-    with torch.cuda.device_of(rows):
-        expand[(items,)](
-            rows.float(),  # exact: multiples of 2^-24
-            half_squares(rows),
-            worth.factor.contiguous(),
-            score if worth.addend is None else worth.addend.contiguous(),
-            score,
-            novelty.clone(memory_format=torch.contiguous_format),
-            torch.zeros_like(score, dtype=torch.int32),
-            steps,
-            choices,
-            tokens,
-            width,
-            most,
-            FARTHEST,
-            HAS_ADDEND=worth.addend is not None,
-            BLOCKS=blocks,
-            **SIZES,
-        )
-    return choices
+_Item = tuple[int, int, int, int, int]
+"""First token, tokens N, place of its distances, budget K, place of its results."""
 
 
-# Compiled once, whatever the sizes.
-@triton.jit(do_not_specialize=["tokens", "width", "most"])
+def fits(tokens: int) -> bool:
+    """Return whether an item of so many tokens has its products in the workspace."""
+    return 4 * tokens**2 <= WORKSPACE_BYTES
+
+
 def expand(
-    rows: tl.tensor,  # [B, N, D] float32
-    halves: tl.tensor,  # [B, N] float64, half the squares of the rows
-    factor: tl.tensor,  # [B, N] float64
-    addend: tl.tensor,  # [B, N] float64, if there is one
-    score: tl.tensor,  # [B, N] float64, changed
-    novelty: tl.tensor,  # [B, N] float64, changed
-    compared: tl.tensor,  # [B, N] int32, zeros: with how many of the choices a token was compared
-    steps: tl.tensor,  # [B] int64
-    choices: tl.tensor,  # [B, most] int64, written
-    tokens: tl.tensor,
-    width: tl.tensor,
-    most: tl.tensor,
-    farthest: tl.tensor,
-    HAS_ADDEND: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
-    BLOCK_KEPT: tl.constexpr,
-) -> None:
-    item = tl.program_id(0).to(tl.int64)
-    rows += item * tokens * width
-    halves += item * tokens
-    factor += item * tokens
-    addend += item * tokens
-    score += item * tokens
-    novelty += item * tokens
-    compared += item * tokens
-    choices += item * most
-    wanted = tl.load(steps + item)
-    in_block = tl.arange(0, BLOCK_TOKENS)
-    number = tl.arange(0, BLOCKS)
-
-    # 1. The best score of each block.
-    best = tl.full([BLOCKS], float("-inf"), tl.float64)
-    for block in range(tl.cdiv(tokens, BLOCK_TOKENS)):
-        at = block * BLOCK_TOKENS + in_block
-        scores = tl.load(score + at, mask=at < tokens, other=float("-inf"))
-        best = tl.where(number == block, tl.max(scores, 0), best)
-
-    count = tl.zeros([], tl.int64)
-    while count < wanted:
-        # 2. The token on top; of equals the lower one.
-        block = tl.argmax(best, 0, tie_break_left=True)
-        at = block * BLOCK_TOKENS + in_block
-        scores = tl.load(score + at, mask=at < tokens, other=float("-inf"))
-        token = (block * BLOCK_TOKENS + tl.argmax(scores, 0, tie_break_left=True)).to(tl.int64)
-        seen = tl.load(compared + token).to(tl.int64)
-        if seen == count:
-            # 3. Nothing was chosen since its score was computed: it is the choice.
-            tl.store(choices + count, token)
-            tl.store(score + token, float("-inf"))
-            count += 1
-        else:
-            # 4. Its distance to the next few of the choices.
-            place = seen + tl.arange(0, BLOCK_KEPT)
-            kept = tl.load(choices + place, mask=place < count, other=0)
-            product = tl.zeros([BLOCK_KEPT], tl.float64)
-            for first in range(0, width, BLOCK_WIDTH):
-                column = first + tl.arange(0, BLOCK_WIDTH)
-                row = tl.load(rows + token * width + column, mask=column < width, other=0.0)
-                others = tl.load(
-                    rows + kept[:, None] * width + column[None, :],
-                    mask=(place < count)[:, None] & (column < width)[None, :],
-                    other=0.0,
+    rows: Tensor, sizes: Sequence[int], score: Score, anchor: Tensor, budgets: Sequence[int]
+) -> Expansion:
+    """Choose the tokens of items that fit: `expand.expand_one_by_one`, all items at once."""
+    rows = rows.contiguous()
+    squares = rows.new_empty(len(rows), dtype=torch.float32)
+    novelty = torch.where(anchor, _WAITS, MAX_DISTANCE)
+    chosen, ascending = rows.new_empty(2, sum(budgets), dtype=torch.int64)
+    is_anchor = rows.new_empty(sum(budgets), dtype=torch.bool)
+    tiles = tile_sizes(rows.dtype)
+    with torch.cuda.device_of(rows):
+        for group in _groups(sizes, budgets):
+            items = to_device(group, rows.device)
+            longest = max(size for _, size, *_ in group)
+            *_, last_size, last_place, _, _ = group[-1]
+            distances = rows.new_empty(last_place + last_size**2, dtype=torch.float32)
+            across = triton.cdiv(longest, tiles["BLOCK"])
+            for only_squares, programs in ((True, across), (False, across**2)):
+                pair_distances[(programs, len(group))](
+                    *(rows, squares, distances, items, rows.shape[1]),
+                    ONLY_SQUARES=only_squares,
+                    **tiles,
                 )
-                product += tl.sum(others.to(tl.float64) * row.to(tl.float64)[None, :], 1)
-            distance = tl.load(halves + token) + tl.load(halves + kept) - product
-            distance = tl.where(place < count, distance, farthest)
-            nearest = tl.minimum(tl.load(novelty + token), tl.min(distance, 0))
-            worth = tl.load(factor + token) * nearest
+            choose[(len(group),)](
+                distances,
+                score.factor,
+                score.factor if score.addend is None else score.addend,
+                *(novelty, anchor, items, chosen, ascending, is_anchor),
+                HAS_ADDEND=score.addend is not None,
+                **LOOP,
+            )
+    return Expansion(chosen, ascending, is_anchor)
+
+
+def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
+    """Return the tiles of `multiply_pairs`; float32 is multiplied without tensor cores."""
+    if dtype.itemsize == 2:
+        return {"BLOCK": 64, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK": 64, "DEPTH": 32, "num_warps": 8, "num_stages": 2}
+
+
+def _groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[_Item]]:
+    """Cut items into runs whose distances fit the workspace together."""
+    group: list[_Item] = []
+    first = place = result = 0
+    for size, budget in zip(sizes, budgets, strict=True):
+        if group and 4 * (place + size**2) > WORKSPACE_BYTES:
+            yield group
+            group, place = [], 0
+        group.append((first, size, place, budget, result))
+        first, place, result = first + size, place + size**2, result + budget
+    yield group
+
+
+@triton.jit
+def pair_distances(
+    rows: tl.tensor,  # [T, D]
+    squares: tl.tensor,  # [T] float32: written if ONLY_SQUARES, else read
+    distances: tl.tensor,  # float32, written: [N, N] of each item, one behind the other
+    items: tl.tensor,  # [B, 5] int64, of each item an `_Item`
+    width: tl.tensor,  # D
+    ONLY_SQUARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    """Multiply a block of an item's rows with another one, in the same order for every pair."""
+    items += 5 * tl.program_id(1)
+    first = tl.load(items)
+    rows += first * width
+    squares += first
+    tokens = tl.load(items + 1).to(tl.int32)  # within an item, 32 bits are enough
+    distances += tl.load(items + 2)
+    across = tl.cdiv(tokens, BLOCK)
+    tile = tl.program_id(0)
+    if ONLY_SQUARES:
+        tile *= across + 1  # the diagonal
+    if tile < across * across:
+        own = tile // across * BLOCK + tl.arange(0, BLOCK)
+        other = tile % across * BLOCK + tl.arange(0, BLOCK)
+        column = tl.arange(0, DEPTH)
+        own_rows = rows + own[:, None] * width + column[None, :]
+        other_rows = rows + other[:, None] * width + column[None, :]
+        products = tl.zeros([BLOCK, BLOCK], tl.float32)
+        for start in range(0, width, DEPTH):
+            inside = (column < width - start)[None, :]
+            one = tl.load(own_rows + start, mask=(own < tokens)[:, None] & inside, other=0.0)
+            two = tl.load(other_rows + start, mask=(other < tokens)[:, None] & inside, other=0.0)
+            products = tl.dot(one, tl.trans(two), products, input_precision="ieee")
+        if ONLY_SQUARES:
+            square = tl.sum(tl.where(own[:, None] == other[None, :], products, 0.0), 1)
+            tl.store(squares + own, square, mask=own < tokens)
+        else:
+            own_square = tl.load(squares + own, mask=own < tokens, other=0.0)
+            other_square = tl.load(squares + other, mask=other < tokens, other=0.0)
+            lengths = own_square[:, None] * other_square[None, :]
+            # The quotient of copies is exactly 1. A row without a direction, zero or not finite,
+            # has the cosine 0 with everything.
+            has_direction = (lengths > 0) & (lengths < float("inf"))
+            length = tl.sqrt_rn(tl.where(has_direction, lengths, 1.0))
+            cosine = tl.where(has_direction, tl.div_rn(products, length), 0.0)
+            tl.store(
+                distances + own[:, None] * tokens + other[None, :],
+                tl.maximum(1 - cosine, 0.0),
+                mask=(own < tokens)[:, None] & (other < tokens)[None, :],
+            )
+
+
+@triton.jit
+def choose(
+    distances: tl.tensor,  # float32, of `pair_distances`
+    factor: tl.tensor,  # [T] float32
+    addend: tl.tensor,  # [T] float32, if there is one
+    novelty: tl.tensor,  # [T] float32, changed: 4 for the anchor, 2 for the others
+    anchor: tl.tensor,  # [T] bool
+    items: tl.tensor,  # [B, 5] int64, of each item an `_Item`
+    chosen: tl.tensor,  # int64, written: K of each item, the anchor first, then in order of choice
+    ascending: tl.tensor,  # int64, written: the same in native order
+    is_anchor: tl.tensor,  # bool, written: which of those are the anchor
+    HAS_ADDEND: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Choose the tokens of one item, each the best given those before it; ties: lower index."""
+    items += 5 * tl.program_id(0)
+    first = tl.load(items)
+    factor += first
+    addend += first
+    novelty += first
+    anchor += first
+    tokens = tl.load(items + 1).to(tl.int32)  # within an item, 32 bits are enough
+    distances += tl.load(items + 2)
+    budget = tl.load(items + 3).to(tl.int32)
+    result = tl.load(items + 4)
+    chosen += result
+    ascending += result
+    is_anchor += result
+    in_block = tl.arange(0, BLOCK)
+
+    readable = 0  # distances to the last choice: none before the first
+    choice = 0
+    for step in range(budget):
+        best = tl.full([BLOCK], -1, tl.int64)
+        for start in range(0, tokens, BLOCK):
+            # 1. The kept set is now as near as the last choice, or as near as it was. Beyond all
+            #    distances, the anchor waits for its choice; what is taken has less than any.
+            token = start + in_block
+            exists = token < tokens
+            row = distances + choice * tokens
+            distance = tl.load(row + token, mask=token < readable, other=2.0)
+            nearest = tl.load(novelty + token, mask=exists, other=-1.0)
+            nearest = tl.where(nearest > 2, nearest, tl.minimum(nearest, distance))
+            is_choice = (token == choice) & (token < readable)
+            nearest = tl.where(is_choice, -1.0, nearest)
+            tl.store(novelty + token, nearest, mask=exists)
+            # 2. Score. Behind the bits of a float that is not negative, which order it as they
+            #    would order a whole number, comes the token: the lower wins ties.
+            score = tl.load(factor + token, mask=exists, other=0.0) * nearest
             if HAS_ADDEND:
-                worth += tl.load(addend + token)
-            tl.store(novelty + token, nearest)
-            tl.store(score + token, worth)
-            tl.store(compared + token, tl.minimum(seen + BLOCK_KEPT, count).to(tl.int32))
-        # One thread has written what all of them read next.
-        tl.debug_barrier()
-        scores = tl.load(score + at, mask=at < tokens, other=float("-inf"))
-        best = tl.where(number == block, tl.max(scores, 0), best)
-        tl.debug_barrier()
+                score += tl.load(addend + token, mask=exists, other=0.0)
+            score = tl.where(nearest > 2, float("inf"), tl.abs(score))
+            bits = score.to(tl.int32, bitcast=True).to(tl.int64)
+            key = (bits << 32) | (LAST_TOKEN - token)
+            best = tl.maximum(best, tl.where(nearest < 0, -1, key))
+        # 3. Choose. All threads meet here, and see below what they have stored above.
+        choice = LAST_TOKEN - (tl.max(best, 0) & LAST_TOKEN).to(tl.int32)
+        readable = tokens
+        tl.store(chosen + step, choice.to(tl.int64))
+
+    # 4. Native order: a token's place is the number of kept ones before it.
+    before = 0
+    for start in range(0, tokens, BLOCK):
+        token = start + in_block
+        exists = token < tokens
+        nearest = tl.load(novelty + token, mask=exists, other=0.0)
+        is_kept = exists & ((nearest < 0) | (token == choice))
+        place = before + tl.cumsum(is_kept.to(tl.int32), 0) - 1
+        tl.store(ascending + place, token.to(tl.int64), mask=is_kept)
+        tl.store(is_anchor + place, tl.load(anchor + token, mask=is_kept, other=0), mask=is_kept)
+        before += tl.sum(is_kept.to(tl.int32), 0)

@@ -36,14 +36,14 @@ def test_no_tensor_has_a_row_of_all_tokens_for_each_token(
     with AskedBytes() as asked:
         (kept,) = select_batch([item], AnchorParams())
     assert len(kept.indices) == item.budget
-    # Tokens are compared with 256 anchor tokens at a time, in float64.
+    # Rows in float64 are the largest, and the products of a token's unit with its first ranks.
     assert 0 < asked.largest <= 10_000 * 256 * 8
 
 
 COUNTS_ARRAYS = """
 import numpy as np
 import torch
-from anchorprune_vllm.selection.expand import Worth
+from anchorprune_vllm.selection.expand import Score
 from anchorprune_vllm.selection.kernels import cpu
 
 class Counting:
@@ -62,9 +62,9 @@ for tokens in (90, 720):
     sizes = []
     noise = torch.Generator().manual_seed(0)
     features = torch.randn(tokens, 8, generator=noise)
-    worth = Worth(torch.rand(tokens, generator=noise, dtype=torch.float64))
+    score = Score(torch.rand(tokens, generator=noise, dtype=torch.float64))
     anchor = torch.arange(tokens) < tokens // 18
-    chosen = cpu.lazy_expansion(features, worth, anchor, tokens // 18)
+    chosen = cpu.expand(features, score, anchor, tokens // 9)
     print(len(chosen), sum(sizes))
 """
 
@@ -79,5 +79,5 @@ def test_the_compiled_form_asks_for_memory_as_the_tokens_grow() -> None:
         check=True,
     )
     (few, small), (many, large) = (map(int, line.split()) for line in ended.stdout.splitlines())
-    assert (few, many) == (5, 40)
+    assert (few, many) == (10, 80)
     assert 0 < large <= 8.5 * small  # the tree of the tournament has a power of two of leaves
