@@ -13,7 +13,7 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.plan import ItemPlan
 
-_TIMES_THE_LARGEST = 2
+_TIMES_THE_LARGEST = 4
 """A video may have so many times the tokens of the largest item that vLLM has profiled: the vision
 tower sees some of its frames at a time, but selection sees all of them."""
 
@@ -48,8 +48,8 @@ class SizeLimits:
         if tokens > (most := _TIMES_THE_LARGEST * self.largest):
             raise ValueError(
                 f"anchorprune: this {modality} has {tokens} visual tokens before pruning; at most "
-                f"{most} are allowed, twice the largest item that memory was set aside for: send "
-                "fewer frames, or smaller ones"
+                f"{most} are allowed, four times the largest item that memory was set aside for: "
+                "send fewer frames, or smaller ones"
             )
         if largest_unit > self.largest:
             raise ValueError(

@@ -28,11 +28,12 @@ from tests.support.seen_positions import watch_positions
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.engine)
+
+
 @pytest.hookimpl(trylast=True)  # after pytest's own order
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.engine)
     items.sort(key=_parameters)  # else servers and engines would be started again and again
 
 

@@ -17,14 +17,14 @@ def plan(*units: int, kept: int = 4) -> ItemPlan:
 LIMITS = SizeLimits(largest=100, method="scope", of_method=None)
 
 
-@pytest.mark.parametrize("units", [(100,), (100, 100), (50,) * 4, (1,) * 200])
+@pytest.mark.parametrize("units", [(100,), (100, 100), (50,) * 8, (1,) * 400])
 def test_allowed(units: tuple[int, ...]) -> None:
     LIMITS.check("video", plan(*units))
 
 
 def test_a_video_of_too_many_tokens() -> None:
-    with pytest.raises(ValueError, match=r"this video has 201 visual tokens .* at most 200 are"):
-        LIMITS.check("video", plan(*[67] * 3))
+    with pytest.raises(ValueError, match=r"this video has 402 visual tokens .* at most 400 are"):
+        LIMITS.check("video", plan(*[67] * 6))
 
 
 def test_an_image_or_frame_of_too_many_tokens() -> None:
