@@ -14,10 +14,11 @@ RUNNERS = {
 }
 WAITS_OF_OURS = {
     "anchorprune_vllm/positions.py:place_media": (
-        "native positions: vLLM keeps the delta of the answer in memory of the host"
+        "native positions: the first runner keeps positions on the host, and those of kept tokens "
+        "come from the device"
     ),
 }
-"""Where our code may wait for the device outside the encoder, and why."""
+"""Where our code may wait for the device outside the encoder, on the first runner, and why."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,15 @@ class Rehearsal:
         return [w for w in self.on_cuda.waits if w.is_ours and w.in_encoder == in_encoder]
 
     def check_waits(self) -> None:
-        """None of ours between tower and language model, elsewhere those of the list alone."""
+        """None of ours between tower and language model, elsewhere those of the list alone.
+
+        On the second runner there are none at all.
+        """
         assert self.on_cuda.waits, "vLLM itself waits for its samples: recording must have worked"
         assert self.waits_of_ours(in_encoder=True) == []
+        allowed = WAITS_OF_OURS if self.on_cuda.runner == RUNNERS["V1"] else {}
         others = self.waits_of_ours(in_encoder=False)
-        assert [wait for wait in others if wait.where not in WAITS_OF_OURS] == []
+        assert [wait for wait in others if wait.where not in allowed] == []
 
     def check_metrics(self) -> None:
         """What the device counts comes with the next call; the rest is there at once."""
