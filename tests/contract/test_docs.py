@@ -47,6 +47,7 @@ def test_names_occur_in_the_code(name: str) -> None:
 def sources() -> str:
     files = [*PACKAGE.rglob("*.py"), *ROOT.glob("tests/**/conftest.py"), ROOT / "Makefile"]
     files += [*ROOT.glob("tests/engine/*.py"), *ROOT.glob("tests/support/**/*.py")]
+    files += [*ROOT.glob("tests/rehearsal/*.py"), *ROOT.glob("tests/simcuda/*.py")]
     files.append(ROOT / "pyproject.toml")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 

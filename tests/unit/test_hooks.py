@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import utils as loader_utils
+from vllm.model_executor.models import registry
 
 import anchorprune_vllm
 from anchorprune_vllm import compat, models
@@ -19,6 +22,15 @@ from anchorprune_vllm.logger import logger
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 LLAVA = "LlavaForConditionalGeneration"
+
+
+@pytest.fixture(autouse=True)
+def forget_models() -> Iterator[None]:
+    """vLLM remembers which class it has loaded: with a hook gone, that is its own."""
+    yield
+    registry._try_load_model_cls.cache_clear()
+    registry._try_inspect_model_cls.cache_clear()
+    loader_utils._MODEL_ARCH_BY_HASH.clear()
 
 
 def start(model: Path, **settings: Any) -> Any:

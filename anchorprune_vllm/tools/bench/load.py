@@ -104,9 +104,9 @@ class Load:
                 first = seen.setdefault(_identity(image), line.number)
                 if first != line.number:
                     raise ValueError(
-                        f"{self.data}, line {line.number}: the picture {image:.80} is that of line "
-                        f"{first}, and caches would answer for it; give each line a picture of its "
-                        "own"
+                        f"{self.data}, line {line.number}: the picture {image:.200} is that of "
+                        f"line {first}, and caches would answer for it; give each line one of "
+                        "its own"
                     )
 
 

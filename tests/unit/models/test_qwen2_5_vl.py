@@ -137,8 +137,8 @@ def test_a_video_beyond_all_bounds_is_refused(demo_models: Any, rank: None) -> N
     )
     largest = small.processor._size_limits.largest
     process(small, clip(63, frames=4, size=(112, 112)), budget=4)
-    frames = 2 * (2 * largest // 16 + 1)  # 16 tokens in each pair of frames
-    with pytest.raises(ValueError, match=rf"at most {2 * largest} are allowed"):
+    frames = 2 * (4 * largest // 16 + 1)  # 16 tokens in each pair of frames
+    with pytest.raises(ValueError, match=rf"at most {4 * largest} are allowed"):
         process(small, clip(64, frames=frames, size=(112, 112)), budget=4)
 
 
