@@ -21,7 +21,7 @@ from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY, make_engine, media_of, watch
 from tests.support.plain_vllm import mixed_requests
-from tests.support.runners import RUNNERS, engine_on
+from tests.support.runners import EITHER, ON_BOTH, RUNNERS, engine_on, is_left_out
 from tests.support.seen_positions import watch_positions
 
 # Functions are sent to the workers, to look into them.
@@ -33,20 +33,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own order
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_parameters)  # else servers and engines would be started again and again
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if is_left_out(_parameters(item))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+    items.sort(key=_model_and_runner)  # else engines would be started again and again
 
 
-def _parameters(item: pytest.Item) -> tuple[str, str]:
-    """Model, then runner."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+def _model_and_runner(item: pytest.Item) -> tuple[str, str]:
+    parameters = _parameters(item)
     return parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
 
 
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 @pytest.fixture(scope="session")
-def runner(request: pytest.FixtureRequest) -> str:
+def runner(request: pytest.FixtureRequest, any_model: Path, demo_models: Any) -> str:
     """The model runner of `pruned`, `plugin_off` and `native`: the first, unless a test says."""
-    return getattr(request, "param", RUNNERS[0])
+    asked = getattr(request, "param", RUNNERS[0])
+    if asked == EITHER:
+        return RUNNERS[any_model in [demo_models(name) for name in ON_BOTH]]
+    return asked
 
 
 @pytest.fixture(scope="session", autouse=True)

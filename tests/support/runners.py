@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,27 @@ from tests.support.engine import make_engine
 from tests.support.second_runner import second_runner
 
 RUNNERS = ("V1", "V2")
+EITHER = "either"
+"""The second runner for the models below, the first for the others."""
+ON_BOTH = ("llava-1.5", "qwen2.5-vl")
+"""Models whose tests run on both: Triton's interpreter is slow. The rehearsal has all of them."""
 
 both_runners = pytest.mark.parametrize("runner", RUNNERS, indirect=True)
 
 
 def runners_in_turn(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrize with values, each for one of the runners.
+    """Parametrize with values, every other one for `EITHER` runner.
 
     For grids of cases whose outcome does not depend on the runner.
     """
-    cases = [(RUNNERS[place % len(RUNNERS)], value) for place, value in enumerate(values)]
+    runners = (RUNNERS[0], EITHER)
+    cases = [(runners[place % 2], value) for place, value in enumerate(values)]
     return pytest.mark.parametrize(("runner", name), cases, indirect=["runner"])
+
+
+def is_left_out(parameters: Mapping[str, Any]) -> bool:
+    """Whether a test with these parameters is of a model that has no tests on the second runner."""
+    return parameters.get("runner") == "V2" and parameters.get("any_model") not in ON_BOTH
 
 
 def engine_on(runner: str, model: Path, budget: Any, **options: Any) -> AbstractContextManager[Any]:
