@@ -13,6 +13,7 @@ their distance is exactly 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,8 +31,15 @@ LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
 
 _WAITS = 4.0  # the novelty of an anchor token before it is chosen: beyond all distances
 
-_Item = tuple[int, int, int, int, int]
-"""First token, tokens N, place of its distances, budget K, place of its results."""
+
+class Item(NamedTuple):
+    """Where an item's tokens, distances and results are."""
+
+    first: int  # its first token, counted over all items
+    tokens: int  # N
+    place: int  # of its distances in the workspace
+    budget: int  # K
+    result: int  # the place of its first result
 
 
 def fits(tokens: int) -> bool:
@@ -50,11 +58,11 @@ def expand(
     is_anchor = rows.new_empty(sum(budgets), dtype=torch.bool)
     tiles = tile_sizes(rows.dtype)
     with torch.cuda.device_of(rows):
-        for group in _groups(sizes, budgets):
+        for group in groups(sizes, budgets):
             items = to_device(group, rows.device)
-            longest = max(size for _, size, *_ in group)
-            *_, last_size, last_place, _, _ = group[-1]
-            distances = rows.new_empty(last_place + last_size**2, dtype=torch.float32)
+            longest = max(item.tokens for item in group)
+            last = group[-1]
+            distances = rows.new_empty(last.place + last.tokens**2, dtype=torch.float32)
             across = triton.cdiv(longest, tiles["BLOCK"])
             for only_squares, programs in ((True, across), (False, across**2)):
                 pair_distances[(programs, len(group))](
@@ -74,21 +82,21 @@ def expand(
 
 
 def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
-    """Return the tiles of `multiply_pairs`; float32 is multiplied without tensor cores."""
+    """Return the tiles of `pair_distances`; float32 is multiplied without tensor cores."""
     if dtype.itemsize == 2:
         return {"BLOCK": 64, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
     return {"BLOCK": 64, "DEPTH": 32, "num_warps": 8, "num_stages": 2}
 
 
-def _groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[_Item]]:
+def groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[Item]]:
     """Cut items into runs whose distances fit the workspace together."""
-    group: list[_Item] = []
+    group: list[Item] = []
     first = place = result = 0
     for size, budget in zip(sizes, budgets, strict=True):
         if group and 4 * (place + size**2) > WORKSPACE_BYTES:
             yield group
             group, place = [], 0
-        group.append((first, size, place, budget, result))
+        group.append(Item(first, size, place, budget, result))
         first, place, result = first + size, place + size**2, result + budget
     yield group
 
@@ -98,7 +106,7 @@ def pair_distances(
     rows: tl.tensor,  # [T, D]
     squares: tl.tensor,  # [T] float32: written if ONLY_SQUARES, else read
     distances: tl.tensor,  # float32, written: [N, N] of each item, one behind the other
-    items: tl.tensor,  # [B, 5] int64, of each item an `_Item`
+    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
     width: tl.tensor,  # D
     ONLY_SQUARES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -153,7 +161,7 @@ def choose(
     addend: tl.tensor,  # [T] float32, if there is one
     novelty: tl.tensor,  # [T] float32, changed: 4 for the anchor, 2 for the others
     anchor: tl.tensor,  # [T] bool
-    items: tl.tensor,  # [B, 5] int64, of each item an `_Item`
+    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
     chosen: tl.tensor,  # int64, written: K of each item, the anchor first, then in order of choice
     ascending: tl.tensor,  # int64, written: the same in native order
     is_anchor: tl.tensor,  # bool, written: which of those are the anchor

@@ -289,7 +289,7 @@ def test_gpu_rows_without_a_direction() -> None:
 
 def test_gpu_items_go_through_the_workspace_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "WORKSPACE_BYTES", 4 * 50)
-    groups = list(gpu._groups([3, 4, 5, 6, 2], [1, 2, 3, 4, 2]))
+    groups = list(gpu.groups([3, 4, 5, 6, 2], [1, 2, 3, 4, 2]))
     assert groups == [
         [(0, 3, 0, 1, 0), (3, 4, 9, 2, 1), (7, 5, 25, 3, 3)],
         [(12, 6, 0, 4, 6), (18, 2, 36, 2, 10)],
