@@ -66,9 +66,7 @@ def walk_ranks(
     tau: float,
     patience: int,
 ) -> AnchorWalk:
-    """Grow the anchors of every unit of every item, all units in one padded batch.
-
-    Every shape follows from `units`, which the host knows: the host never waits for the device.
+    """Grow the anchors of every unit of every item; the plain form, which others are held to.
 
     Args:
         relevance: per item [N_i], larger is more relevant.
@@ -77,42 +75,59 @@ def walk_ranks(
         tau: cosine distance above which a token counts as novel.
         patience: number of novel tokens at which the anchor ends.
     """
-    lengths = [len(scores) for scores in relevance]
-    total = sum(lengths)
-    device = features[0].device
+    ranking = rank_units(relevance, units)
+    minimum, maximum, offset = ranking.bounds[:, 2:, None].unbind(1)
+    seeds = max(unit.minimum for group in units for unit in group)
+    rank = torch.arange(ranking.token.shape[1], device=minimum.device)
 
-    # 1. Bounds of the U units as columns [U, 1], in one copy to the device. `first` counts tokens
-    #    within the item, `offset` is where the item begins among the tokens of all items.
-    offsets = [sum(lengths[:item]) for item in range(len(lengths))]
-    table = [(*unit, offsets[item]) for item, group in enumerate(units) for unit in group]
-    first, size, minimum, maximum, offset = to_device(table, device)[:, :, None].unbind(1)
-    longest = max(row[1] for row in table)
-    seeds = max(row[2] for row in table)
-    ranks = max(row[3] for row in table)
-
-    # 2. Rank within each unit by relevance [U, longest], ties to the lower index. Padding is last:
-    #    -inf, as a score that is not a number, and behind those because its index is higher.
-    place = torch.arange(longest, device=device)
-    scores = torch.cat([scores.to(working_dtype(device)) for scores in relevance])
-    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    scores = scores[(offset + first + place).clamp_max(total - 1)]
-    scores = scores.masked_fill(place >= size, -torch.inf)
-    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :ranks]
-    token = first + order.minimum(size - 1)  # [U, ranks]
-
-    # 3. Novelty of every rank: the distance to the nearest of the first K_min [U, ranks].
+    # 1. Novelty of every rank: the distance to the nearest of the first K_min [U, ranks].
     counts = [len(group) for group in units]
     rows = [
         item_features[index.flatten()]
-        for item_features, index in zip(features, torch.split(token, counts), strict=True)
+        for item_features, index in zip(features, ranking.token.split(counts), strict=True)
     ]
-    unit = unit_rows(torch.cat(rows)).reshape(len(table), ranks, -1)
-    rank = place[:ranks]
-    to_seeds = distances(unit, unit[:, :seeds])  # [U, ranks, seeds]
+    unit_features = unit_rows(torch.cat(rows)).reshape(*ranking.token.shape, -1)
+    to_seeds = distances(unit_features, unit_features[:, :seeds])  # [U, ranks, seeds]
     novelty = to_seeds.masked_fill((rank[:seeds] >= minimum)[:, None], torch.inf).amin(2)
 
-    # 4. A rank is in while fewer than `patience` novel ones came before it.
+    # 2. A rank is in while fewer than `patience` novel ones came before it.
     novel = (novelty > tau) & (rank >= minimum)
     before = novel.cumsum(1) - novel.long()
     kept = (rank < minimum) | ((rank < maximum) & (before < patience))
-    return AnchorWalk(offset + token, novel, kept)
+    return AnchorWalk(offset + ranking.token, novel, kept)
+
+
+class Ranking(NamedTuple):
+    """The tokens of U units by falling relevance, as far as an anchor can reach."""
+
+    bounds: Tensor  # [U, 5] int64: a `Unit`, and where its item begins among the tokens of all
+    token: Tensor  # [U, ranks] int64, counted within the item; behind a unit's end, any of them
+
+
+def rank_units(relevance: Sequence[Tensor], units: Sequence[Sequence[Unit]]) -> Ranking:
+    """Rank the tokens within each unit, ties to the lower index; all units in one padded batch.
+
+    Every shape follows from `units`, which the host knows: the host never waits for the device.
+
+    Args:
+        relevance: per item [N_i], larger is more relevant.
+        units: per item, the units that have an anchor; at least one.
+    """
+    lengths = [len(scores) for scores in relevance]
+    offsets = [sum(lengths[:item]) for item in range(len(lengths))]
+    table = [(*unit, offsets[item]) for item, group in enumerate(units) for unit in group]
+    longest = max(row[1] for row in table)
+    ranks = max(row[3] for row in table)
+    device = relevance[0].device
+    bounds = to_device(table, device)
+    first, size, _, _, offset = bounds[:, :, None].unbind(1)
+
+    # Padding is last: -inf, as a score that is not a number, and behind those because its index is
+    # higher.
+    place = torch.arange(longest, device=device)
+    scores = torch.cat(list(relevance)).to(working_dtype(device))
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    scores = scores[(offset + first + place).clamp_max(sum(lengths) - 1)]
+    scores = scores.masked_fill(place >= size, -torch.inf)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :ranks]
+    return Ranking(bounds, first + order.minimum(size - 1))

@@ -24,15 +24,14 @@ MAX_DISTANCE = 2.0
 
 
 class Score(NamedTuple):
-    """How tokens score, given how novel they are: factor * novelty + addend. Never negative."""
+    """How tokens score, given how novel they are: weight times novelty, or their sum."""
 
-    factor: Tensor
-    addend: Tensor | None = None
+    weight: Tensor  # not negative
+    adds: bool = False
 
     def of(self, novelty: Tensor) -> Tensor:
-        """Return the scores, in the shape of all three, as a new tensor."""
-        scores = self.factor * novelty
-        return scores if self.addend is None else scores.add_(self.addend)
+        """Return the scores, in the shape of both, as a new tensor."""
+        return self.weight + novelty if self.adds else self.weight * novelty
 
 
 def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
@@ -40,11 +39,11 @@ def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tenso
 
     The anchor is chosen first, in native order. Then each choice is the token that scores best
     given all those before it; of equals, the one with the lower index. Without an anchor all tokens
-    are as novel as can be at first, so the first choice goes by the factor alone.
+    are as novel as can be at first, so the first choice goes by the weight alone.
 
     Args:
         features: [N, D], any float dtype.
-        score: [N] each, in the working dtype, small enough for thrice of it to be finite.
+        score: of weights [N] in the working dtype, small enough for twice of them to be finite.
         anchor: [N] bool.
         budget: K, at least the size of the anchor and at most N.
 
@@ -86,21 +85,20 @@ def expand_one_by_one(
     Args:
         features: [T, D], the tokens of all items one behind the other.
         sizes: tokens of each item, T in all.
-        score: [T] each.
+        score: of weights [T].
         anchor: [T] bool.
         budgets: K of each item.
     """
-    addends = [None] * len(sizes) if score.addend is None else score.addend.split(list(sizes))
     items = zip(
         features.split(list(sizes)),
-        map(Score, score.factor.split(list(sizes)), addends),
+        score.weight.split(list(sizes)),
         anchor.split(list(sizes)),
         budgets,
         strict=True,
     )
     results = []
-    for rows, item_score, item_anchor, budget in items:
-        chosen = expand(rows, item_score, item_anchor, budget)
+    for rows, weight, item_anchor, budget in items:
+        chosen = expand(rows, Score(weight, score.adds), item_anchor, budget)
         ascending = chosen.sort().values
         results.append((chosen, ascending, item_anchor[ascending]))
     return Expansion(*map(torch.cat, zip(*results, strict=True)))

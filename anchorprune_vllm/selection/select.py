@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anchorprune_vllm import budget as counts
 from anchorprune_vllm.config import Order, Stage2
-from anchorprune_vllm.selection.anchor import Unit, relevance_anchors
+from anchorprune_vllm.selection.anchor import Unit
 from anchorprune_vllm.selection.candidates import (
     AnchorParams,
     Candidates,
@@ -29,7 +29,7 @@ from anchorprune_vllm.selection.candidates import (
 from anchorprune_vllm.selection.cosine import working_dtype
 from anchorprune_vllm.selection.expand import Score
 from anchorprune_vllm.selection.host import in_parallel, reads_are_free
-from anchorprune_vllm.selection.kernels import device_expansion, host_expansion
+from anchorprune_vllm.selection.kernels import anchoring, device_expansion, host_expansion
 
 
 def anchor_prune(
@@ -113,7 +113,7 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     # 1. The anchors of all items that have a query; the others have none.
     asked = [item for item in items if item.relevance is not None]
     found = iter(
-        relevance_anchors(
+        anchoring(items[0].features.device)(
             [item.relevance for item in asked if item.relevance is not None],
             [item.features for item in asked],
             [anchored_units(item, params) for item in asked],
@@ -161,7 +161,7 @@ def _expand_on_device(
     sizes, budgets = [len(item.features) for item in items], [_kept(item) for item in items]
     rows, anchor = _joined([item.context for item in items]), _joined(anchors)
     score = _joined_score(items, params.stage2)
-    found = device_expansion(rows.device, max(sizes))(rows, sizes, score, anchor, budgets)
+    found = device_expansion(rows.device)(rows, sizes, score, anchor, budgets)
     if params.order == "selection":
         chosen = found.chosen.split(budgets)
         orders = [_in_order_of_choice(*each) for each in zip(items, anchors, chosen, strict=True)]
@@ -187,8 +187,7 @@ def _joined_score(items: Sequence[Candidates], stage2: Stage2) -> Score:
     if stage2 == "importance":  # in few kernels, however many items there are
         return _by_importance(_joined([item.importance for item in items]))
     scores = [_score(item, stage2) for item in items]
-    addends = [score.addend for score in scores if score.addend is not None]
-    return Score(_joined([s.factor for s in scores]), _joined(addends) if addends else None)
+    return Score(_joined([score.weight for score in scores]), scores[0].adds)
 
 
 def _score(item: Candidates, stage2: Stage2) -> Score:
@@ -199,7 +198,7 @@ def _score(item: Candidates, stage2: Stage2) -> Score:
     if stage2 == "diversity":
         return Score(ones)
     relevance = ones if item.relevance is None else scaled(item.relevance)
-    return Score(relevance) if stage2 == "multiplicative" else Score(ones, relevance)
+    return Score(relevance, adds=stage2 == "additive")
 
 
 def _by_importance(importance: Tensor) -> Score:

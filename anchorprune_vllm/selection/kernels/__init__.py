@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of Stage 2, by where the items are.
+"""The forms of both stages, by where the items are.
 
 numba and Triton come with vLLM. Where they are missing, the plain form in torch does it.
 """
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection import expand
+from anchorprune_vllm.selection import anchor, expand
 from anchorprune_vllm.selection.expand import Expansion, Score
 from anchorprune_vllm.selection.host import reads_are_free
 
@@ -22,6 +22,21 @@ ItemExpansion = Callable[[Tensor, Score, Tensor, int], Tensor]
 
 BatchExpansion = Callable[[Tensor, Sequence[int], Score, Tensor, Sequence[int]], Expansion]
 """As `expand.expand_one_by_one`."""
+
+
+Anchoring = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Sequence[anchor.Unit]], float, int], list[Tensor]
+]
+"""As `anchor.relevance_anchors`."""
+
+
+def anchoring(device: torch.device) -> Anchoring:
+    """Return the form of Stage 1 for items on a device, or on the CPU."""
+    if not runs_triton(device):
+        return anchor.relevance_anchors
+    from anchorprune_vllm.selection.kernels import gpu_anchor
+
+    return gpu_anchor.relevance_anchors
 
 
 @cache
@@ -34,20 +49,20 @@ def host_expansion() -> ItemExpansion:
     return cpu.expand
 
 
-def device_expansion(device: torch.device, largest: int) -> BatchExpansion:
-    """Return the form for a batch on a device, in which no item has more tokens than `largest`."""
+def device_expansion(device: torch.device) -> BatchExpansion:
+    """Return the form for a batch on a device."""
     if not runs_triton(device):
         return expand.expand_one_by_one
     from anchorprune_vllm.selection.kernels import gpu
 
-    return gpu.expand if gpu.fits(largest) else expand.expand_one_by_one
+    return gpu.expand
 
 
 def expand_item(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
     """Choose the tokens of one item as `expand.expand` does, by the form for where it is."""
     if reads_are_free(features):
         return host_expansion()(features, score, anchor, budget)
-    expand_batch = device_expansion(features.device, len(features))
+    expand_batch = device_expansion(features.device)
     return expand_batch(features, [len(features)], score, anchor, [budget]).chosen
 
 

@@ -48,13 +48,12 @@ def _compiled(function: _Function) -> _Function:
 
 
 def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
-    """Choose the tokens of one item as `selection.expand.expand` does, for factors of 0 or more."""
+    """Choose the tokens of one item as `selection.expand.expand` does."""
     wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
-    addend = torch.zeros_like(score.factor) if score.addend is None else score.addend
     chosen = _expand(
         wide.contiguous().numpy(),
-        score.factor.contiguous().numpy(),
-        addend.contiguous().numpy(),
+        score.weight.contiguous().numpy(),
+        score.adds,
         anchor.nonzero().flatten().numpy(),
         budget,
     )
@@ -63,7 +62,7 @@ def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tenso
 
 @_compiled
 def _expand(
-    features: _Floats, factor: _Floats, addend: _Floats, anchor: _Numbers, budget: int
+    features: _Floats, weight: _Floats, adds: bool, anchor: _Numbers, budget: int
 ) -> _Numbers:
     tokens, width = features.shape
     count = len(anchor)
@@ -81,7 +80,7 @@ def _expand(
     is_ready = np.zeros(tokens, np.bool_)
     compared = np.zeros(tokens, np.int64)
     novelty = np.full(tokens, MAX_DISTANCE)
-    score = factor * MAX_DISTANCE + addend
+    score = weight + MAX_DISTANCE if adds else weight * MAX_DISTANCE
     for place in range(count):
         score[anchor[place]] = -np.inf
         kept_half[place] = _unit_row(features[anchor[place]], kept[place], kept_coarse[place])
@@ -114,14 +113,19 @@ def _expand(
             distance = half[token] + kept_half[place] - _product(row, kept[place])
             nearest = min(nearest, distance)
             place += 1
-            if factor[token] * nearest + addend[token] < rival:
+            if _score(weight[token], nearest, adds) < rival:
                 break
         compared[token] = place
         if nearest < novelty[token]:
             novelty[token] = nearest
-            score[token] = factor[token] * nearest + addend[token]
+            score[token] = _score(weight[token], nearest, adds)
             _play(best, score, token)
     return chosen
+
+
+@_compiled
+def _score(weight: float, novelty: float, adds: bool) -> float:
+    return weight + novelty if adds else weight * novelty
 
 
 @_compiled

@@ -13,6 +13,7 @@ their distance is exactly 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,16 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection.expand import MAX_DISTANCE, Expansion, Score
+from anchorprune_vllm.selection import expand as plain
+from anchorprune_vllm.selection.expand import Expansion, Score
 from anchorprune_vllm.selection.host import to_device
 
 WORKSPACE_BYTES = 512 * 2**20
 """For the distances of all pairs: those of one item of 11,585 tokens, or of 404 of 576."""
 
-LOOP = {"BLOCK": 4096, "num_warps": 16}
+ORDER = {"BLOCK": 64, "num_warps": 4}
 LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
-
-_WAITS = 4.0  # the novelty of an anchor token before it is chosen: beyond all distances
 
 
 class Item(NamedTuple):
@@ -43,40 +43,83 @@ class Item(NamedTuple):
 
 
 def fits(tokens: int) -> bool:
-    """Return whether an item of so many tokens has its products in the workspace."""
+    """Return whether an item of so many tokens has its distances in the workspace."""
     return 4 * tokens**2 <= WORKSPACE_BYTES
 
 
 def expand(
     rows: Tensor, sizes: Sequence[int], score: Score, anchor: Tensor, budgets: Sequence[int]
 ) -> Expansion:
-    """Choose the tokens of items that fit: `expand.expand_one_by_one`, all items at once."""
+    """Choose the tokens of several items as `expand.expand_one_by_one` does, all of them at once.
+
+    An item too large for the workspace goes by the plain form, whose memory grows with its tokens.
+    """
     rows = rows.contiguous()
+    compile_for(rows.device, rows.dtype, rows.shape[1], score.adds)
+    return _expand(rows, sizes, score, anchor, budgets)
+
+
+@cache
+def compile_for(device: torch.device, dtype: torch.dtype, width: int, adds: bool) -> None:
+    """Compile the kernels for rows of such a kind, whatever the sizes of items will be.
+
+    So a server is warm after its first item, of any size.
+    """
+    row = torch.zeros(1, width, dtype=dtype, device=device)
+    score = Score(torch.zeros(1, dtype=torch.float32, device=device), adds)
+    anchor = torch.zeros(1, dtype=torch.bool, device=device)
+    room = 1
+    while fits(room):
+        _expand(row, [1], score, anchor, [1], room)
+        room = loop_sizes(room)["BLOCK"] + 1
+
+
+def _expand(
+    rows: Tensor,
+    sizes: Sequence[int],
+    score: Score,
+    anchor: Tensor,
+    budgets: Sequence[int],
+    room: int = 1,
+) -> Expansion:
+    """`expand`, by a loop with room for so many tokens of an item, or as many as there are."""
     squares = rows.new_empty(len(rows), dtype=torch.float32)
-    novelty = torch.where(anchor, _WAITS, MAX_DISTANCE)
-    chosen, ascending = rows.new_empty(2, sum(budgets), dtype=torch.int64)
+    # Not halves of one tensor: for a pointer that is not aligned, kernels are compiled once more.
+    chosen = rows.new_empty(sum(budgets), dtype=torch.int64)
+    ascending = torch.empty_like(chosen)
     is_anchor = rows.new_empty(sum(budgets), dtype=torch.bool)
     tiles = tile_sizes(rows.dtype)
     with torch.cuda.device_of(rows):
         for group in groups(sizes, budgets):
             items = to_device(group, rows.device)
             longest = max(item.tokens for item in group)
-            last = group[-1]
-            distances = rows.new_empty(last.place + last.tokens**2, dtype=torch.float32)
-            across = triton.cdiv(longest, tiles["BLOCK"])
-            for only_squares, programs in ((True, across), (False, across**2)):
-                pair_distances[(programs, len(group))](
-                    *(rows, squares, distances, items, rows.shape[1]),
-                    ONLY_SQUARES=only_squares,
-                    **tiles,
+            if fits(longest):
+                last = group[-1]
+                distances = rows.new_empty(last.place + last.tokens**2, dtype=torch.float32)
+                across = triton.cdiv(longest, tiles["BLOCK"])
+                for only_squares, programs in ((True, across), (False, across**2)):
+                    pair_distances[(programs, len(group))](
+                        *(rows, squares, distances, items, rows.shape[1]),
+                        ONLY_SQUARES=only_squares,
+                        **tiles,
+                    )
+                choose[(len(group),)](
+                    *(distances, score.weight, anchor, items, chosen),
+                    ADDS=score.adds,
+                    **loop_sizes(max(longest, room)),
                 )
-            choose[(len(group),)](
-                distances,
-                score.factor,
-                score.factor if score.addend is None else score.addend,
-                *(novelty, anchor, items, chosen, ascending, is_anchor),
-                HAS_ADDEND=score.addend is not None,
-                **LOOP,
+            else:
+                (item,) = group
+                tokens = slice(item.first, item.first + item.tokens)
+                chosen[item.result : item.result + item.budget] = plain.expand(
+                    rows[tokens],
+                    Score(score.weight[tokens], score.adds),
+                    anchor[tokens],
+                    item.budget,
+                )
+            blocks = triton.cdiv(max(item.budget for item in group), ORDER["BLOCK"])
+            put_in_native_order[(blocks, len(group))](
+                *(chosen, anchor, items, ascending, is_anchor), **ORDER
             )
     return Expansion(chosen, ascending, is_anchor)
 
@@ -88,8 +131,14 @@ def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
     return {"BLOCK": 64, "DEPTH": 32, "num_warps": 8, "num_stages": 2}
 
 
+def loop_sizes(tokens: int) -> dict[str, int]:
+    """Return the block of `choose` for items of up to so many tokens."""
+    block = max(1024, triton.next_power_of_2(tokens))
+    return {"BLOCK": block, "num_warps": min(32, block // 128)}
+
+
 def groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[Item]]:
-    """Cut items into runs whose distances fit the workspace together."""
+    """Cut items into runs whose distances fit the workspace together, or of one too large."""
     group: list[Item] = []
     first = place = result = 0
     for size, budget in zip(sizes, budgets, strict=True):
@@ -123,9 +172,10 @@ def pair_distances(
     tile = tl.program_id(0)
     if ONLY_SQUARES:
         tile *= across + 1  # the diagonal
-    if tile < across * across:
-        own = tile // across * BLOCK + tl.arange(0, BLOCK)
-        other = tile % across * BLOCK + tl.arange(0, BLOCK)
+    own_tile, other_tile = tile // across, tile % across
+    if (own_tile < across) & (own_tile <= other_tile):  # the others are the same, transposed
+        own = own_tile * BLOCK + tl.arange(0, BLOCK)
+        other = other_tile * BLOCK + tl.arange(0, BLOCK)
         column = tl.arange(0, DEPTH)
         own_rows = rows + own[:, None] * width + column[None, :]
         other_rows = rows + other[:, None] * width + column[None, :]
@@ -147,81 +197,85 @@ def pair_distances(
             has_direction = (lengths > 0) & (lengths < float("inf"))
             length = tl.sqrt_rn(tl.where(has_direction, lengths, 1.0))
             cosine = tl.where(has_direction, tl.div_rn(products, length), 0.0)
+            distance = tl.maximum(1 - cosine, 0.0)
             tl.store(
                 distances + own[:, None] * tokens + other[None, :],
-                tl.maximum(1 - cosine, 0.0),
+                distance,
                 mask=(own < tokens)[:, None] & (other < tokens)[None, :],
+            )
+            tl.store(
+                distances + other[:, None] * tokens + own[None, :],
+                tl.trans(distance),
+                mask=(other < tokens)[:, None] & (own < tokens)[None, :],
             )
 
 
 @triton.jit
 def choose(
     distances: tl.tensor,  # float32, of `pair_distances`
-    factor: tl.tensor,  # [T] float32
-    addend: tl.tensor,  # [T] float32, if there is one
-    novelty: tl.tensor,  # [T] float32, changed: 4 for the anchor, 2 for the others
+    weights: tl.tensor,  # [T] float32
     anchor: tl.tensor,  # [T] bool
     items: tl.tensor,  # [B, 5] int64, of each item an `Item`
     chosen: tl.tensor,  # int64, written: K of each item, the anchor first, then in order of choice
-    ascending: tl.tensor,  # int64, written: the same in native order
-    is_anchor: tl.tensor,  # bool, written: which of those are the anchor
-    HAS_ADDEND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,  # whether a score is weight plus novelty, or weight times novelty
+    BLOCK: tl.constexpr,  # a power of 2, N or more
 ) -> None:
-    """Choose the tokens of one item, each the best given those before it; ties: lower index."""
+    """Choose the tokens of one item, each the best given those before it; ties: lower index.
+
+    What is known of the tokens stays in registers. A step reads one row of distances, and threads
+    meet only to find the best score.
+    """
     items += 5 * tl.program_id(0)
     first = tl.load(items)
-    factor += first
-    addend += first
-    novelty += first
-    anchor += first
     tokens = tl.load(items + 1).to(tl.int32)  # within an item, 32 bits are enough
     distances += tl.load(items + 2)
     budget = tl.load(items + 3).to(tl.int32)
     result = tl.load(items + 4)
-    chosen += result
-    ascending += result
-    is_anchor += result
-    in_block = tl.arange(0, BLOCK)
+    token = tl.arange(0, BLOCK)
+    exists = token < tokens
+    waits = tl.load(anchor + first + token, mask=exists, other=0)
+    weight = tl.load(weights + first + token, mask=exists, other=0.0)
 
-    readable = 0  # distances to the last choice: none before the first
-    choice = 0
+    # Beyond all distances, the anchor waits for its choice; what is taken has less than any.
+    novelty = tl.where(exists, tl.where(waits, 4.0, 2.0), -1.0)
     for step in range(budget):
-        best = tl.full([BLOCK], -1, tl.int64)
-        for start in range(0, tokens, BLOCK):
-            # 1. The kept set is now as near as the last choice, or as near as it was. Beyond all
-            #    distances, the anchor waits for its choice; what is taken has less than any.
-            token = start + in_block
-            exists = token < tokens
-            row = distances + choice * tokens
-            distance = tl.load(row + token, mask=token < readable, other=2.0)
-            nearest = tl.load(novelty + token, mask=exists, other=-1.0)
-            nearest = tl.where(nearest > 2, nearest, tl.minimum(nearest, distance))
-            is_choice = (token == choice) & (token < readable)
-            nearest = tl.where(is_choice, -1.0, nearest)
-            tl.store(novelty + token, nearest, mask=exists)
-            # 2. Score. Behind the bits of a float that is not negative, which order it as they
-            #    would order a whole number, comes the token: the lower wins ties.
-            score = tl.load(factor + token, mask=exists, other=0.0) * nearest
-            if HAS_ADDEND:
-                score += tl.load(addend + token, mask=exists, other=0.0)
-            score = tl.where(nearest > 2, float("inf"), tl.abs(score))
-            bits = score.to(tl.int32, bitcast=True).to(tl.int64)
-            key = (bits << 32) | (LAST_TOKEN - token)
-            best = tl.maximum(best, tl.where(nearest < 0, -1, key))
-        # 3. Choose. All threads meet here, and see below what they have stored above.
-        choice = LAST_TOKEN - (tl.max(best, 0) & LAST_TOKEN).to(tl.int32)
-        readable = tokens
-        tl.store(chosen + step, choice.to(tl.int64))
+        # 1. Score. Behind the bits of a float that is not negative, which order it as they would
+        #    order a whole number, comes the token: the lower wins ties.
+        score = weight + novelty if ADDS else weight * novelty
+        score = tl.where(novelty > 2, float("inf"), tl.abs(score))
+        key = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (LAST_TOKEN - token)
+        # 2. Choose.
+        best = tl.max(tl.where(novelty < 0, -1, key), 0)
+        choice = LAST_TOKEN - (best & LAST_TOKEN).to(tl.int32)
+        tl.store(chosen + result + step, choice.to(tl.int64))
+        # 3. The kept set is now as near as the choice, or as near as it was.
+        distance = tl.load(distances + choice * tokens + token, mask=exists, other=2.0)
+        novelty = tl.where(novelty > 2, novelty, tl.minimum(novelty, distance))
+        novelty = tl.where(token == choice, -1.0, novelty)
 
-    # 4. Native order: a token's place is the number of kept ones before it.
-    before = 0
-    for start in range(0, tokens, BLOCK):
-        token = start + in_block
-        exists = token < tokens
-        nearest = tl.load(novelty + token, mask=exists, other=0.0)
-        is_kept = exists & ((nearest < 0) | (token == choice))
-        place = before + tl.cumsum(is_kept.to(tl.int32), 0) - 1
-        tl.store(ascending + place, token.to(tl.int64), mask=is_kept)
-        tl.store(is_anchor + place, tl.load(anchor + token, mask=is_kept, other=0), mask=is_kept)
-        before += tl.sum(is_kept.to(tl.int32), 0)
+
+@triton.jit
+def put_in_native_order(
+    chosen: tl.tensor,  # int64, of `choose`
+    anchor: tl.tensor,  # [T] bool
+    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
+    ascending: tl.tensor,  # int64, written: K of each item in native order
+    is_anchor: tl.tensor,  # bool, written: which of those are the anchor
+    BLOCK: tl.constexpr,
+) -> None:
+    """Put a block of an item's choices where they belong: behind all that have a lower index."""
+    items += 5 * tl.program_id(1)
+    first = tl.load(items)
+    budget = tl.load(items + 3).to(tl.int32)
+    result = tl.load(items + 4)
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(chosen + result + own, mask=own < budget, other=0)
+    place = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, budget, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        # What is beyond the budget comes last, and so before nothing.
+        others = tl.load(chosen + result + other, mask=other < budget, other=LAST_TOKEN)
+        place += tl.sum((others[None, :] < token[:, None]).to(tl.int32), 1)
+    tl.store(ascending + result + place, token, mask=own < budget)
+    in_anchor = tl.load(anchor + first + token, mask=own < budget, other=0)
+    tl.store(is_anchor + result + place, in_anchor, mask=own < budget)

@@ -143,10 +143,11 @@ def counts_table(choices: Sequence[Choice]) -> Table:
     )
     for choice in choices:
         launches = counted(choice.candidates())
+        steps = str(sum(each.steps for each in launches))
         operations = sum(each.half_operations + each.single_operations for each in launches)
         table.add_row(
             choice.model,
-            *(f"{choice.tokens:,}", str(choice.budget), str(len(launches)), str(choice.budget)),
+            *(f"{choice.tokens:,}", str(choice.budget), str(len(launches)), steps),
             f"{sum(each.memory_bytes for each in launches) / 1e6:,.1f} MB",
             f"{sum(each.cache_bytes for each in launches) / 1e6:,.0f} MB",
             f"{operations / 1e9:,.1f} GFLOP",

@@ -53,4 +53,6 @@ GPUS = (
 
 def gpu_named(name: str) -> Gpu | None:
     """Return the GPU that torch calls by this name, as "NVIDIA A100-SXM4-80GB"; None: not here."""
-    return next((gpu for gpu in GPUS if gpu.name.split()[0] in name.replace("-", " ").split()), None)
+    return next(
+        (gpu for gpu in GPUS if gpu.name.split()[0] in name.replace("-", " ").split()), None
+    )

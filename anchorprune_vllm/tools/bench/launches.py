@@ -2,26 +2,28 @@
 """What a GPU is given to do when tokens are chosen, counted by running the code without a GPU.
 
 Selection runs on torch's meta device, which has shapes and no values. Every operation of torch is
-seen as it is dispatched, and our two kernels are replaced by ones that only note how they were
-called. What a kernel does follows from its arguments; the tests hold that to what Triton's
+seen as it is dispatched, and our own kernels are replaced by ones that only note how they were
+called. What a kernel does follows from the sizes of the items; the tests hold that to what Triton's
 interpreter sees it do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anchorprune_vllm.selection import AnchorParams, Candidates, select, select_batch
-from anchorprune_vllm.selection.kernels import gpu
+from anchorprune_vllm.selection.anchor import Unit
+from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+from anchorprune_vllm.selection.select import anchored_units
 
 KERNELS_OF = {"sort": 8, "cumsum": 2}
 """Operations of torch that launch several kernels: at most so many. All others launch one."""
@@ -31,8 +33,12 @@ _NO_KERNEL = ("empty", "new_empty", "scalar_tensor")
 STEP_CYCLES = 1300
 """Of the greedy loop, whatever the tokens: the row's way from memory, and finding the best."""
 
-STEP_CYCLES_PER_BLOCK = 1200
-"""Of the greedy loop, for each block of tokens."""
+STEP_CYCLES_PER_TOKEN = 0.15
+"""Of the greedy loop, for each token that there is room for: some fifteen instructions each, of
+which a multiprocessor issues 128 in a cycle, and a quarter more."""
+
+BLOCK_CYCLES = 1000
+"""Of a block of numbers that is read, added up and written."""
 
 TILE_CYCLES = 500
 """Of a product of two tiles, from one pair of them to the next, while others wait for memory."""
@@ -53,23 +59,57 @@ class Launch:
     single_operations: int = 0  # of float32
     cache_bytes: int = 0  # that all programs together read, most of it from the L2 cache
     programs: int = 1
-    cycles: int = 0  # of one program, from its first dependent step to its last
+    steps: int = 0  # of the greedy loop, each of which waits for the one before
+    cycles: int = 0  # of the longest program
     programs_at_once: int = 1  # per multiprocessor
 
 
 def counted(items: Sequence[Candidates], params: AnchorParams | None = None) -> list[Launch]:
     """Return what choosing the tokens of these items, on the meta device, gives a GPU to do."""
+    params = params or AnchorParams()
+    units = [unit for item in items for unit in anchored_units(item, params)]
+    sizes = [len(item.features) for item in items]
+    budgets = [min(item.budget, size) for item, size in zip(items, sizes, strict=True)]
+    (group,) = gpu.groups(sizes, budgets)  # all that is counted here fits the workspace at once
     launches: list[Launch] = []
-    with _kernels_noted(launches), _Operations(launches):
-        select_batch(items, params or AnchorParams())
+    with ExitStack() as replaced:
+        for module, kernel, note in (
+            (gpu_anchor, "measure_novelty", partial(measure_novelty, units)),
+            (gpu_anchor, "mark_anchors", partial(mark_anchors, units)),
+            (gpu, "pair_distances", partial(pair_distances, group)),
+            (gpu, "choose", partial(choose, group)),
+            (gpu, "put_in_native_order", partial(put_in_native_order, group)),
+        ):
+            noted = _Noted(note, launches)
+            replaced.enter_context(mock.patch.object(module, kernel, noted))
+        for module, function, result in (
+            (select, "anchoring", gpu_anchor.relevance_anchors),
+            (select, "device_expansion", gpu.expand),
+            (gpu, "compile_for", None),
+        ):
+            always = mock.Mock(return_value=result)
+            replaced.enter_context(mock.patch.object(module, function, always))
+        replaced.enter_context(_Operations(launches))
+        select_batch(items, params)
     return launches
+
+
+class _Noted:
+    """Stands in the place of a Triton kernel, `kernel[grid](arguments)`, and notes its launches."""
+
+    def __init__(self, note: Callable[..., Launch], launches: list[Launch]) -> None:
+        self._note = note
+        self._launches = launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **sizes: self._launches.append(self._note(*args, **sizes))
 
 
 class _Operations(TorchDispatchMode):
     """Notes every operation of torch that launches a kernel."""
 
     def __init__(self, launches: list[Launch]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._launches = launches
 
     def __torch_dispatch__(
@@ -112,95 +152,102 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@contextmanager
-def _kernels_noted(launches: list[Launch]) -> Iterator[None]:
-    """Run selection as on a GPU, with kernels that note what they were to do."""
-    groups: list[Sequence[gpu.Item]] = []
-    cut = gpu.groups
-
-    def groups_noted(*args: Any) -> Iterator[Sequence[gpu.Item]]:
-        for group in cut(*args):
-            groups.append(group)
-            yield group
-
-    def distances(grid: tuple[int, ...], rows: Tensor, *_: Any, **sizes: Any) -> None:
-        launches.append(pair_distances(groups[-1], rows, **sizes))
-
-    def choose(grid: tuple[int, ...], *args: Any, **sizes: Any) -> None:
-        launches.append(greedy_loop(groups[-1], **sizes))
-
-    with (
-        mock.patch.object(select, "device_expansion", lambda *_: gpu.expand),
-        mock.patch.object(gpu, "groups", groups_noted),
-        mock.patch.object(gpu, "pair_distances", _Noted(distances)),
-        mock.patch.object(gpu, "choose", _Noted(choose)),
-    ):
-        yield
+# What one launch of each kernel does, by the arguments that it is launched with. ------------------
 
 
-class _Noted:
-    """Stands in the place of a Triton kernel: `kernel[grid](arguments)`."""
+def measure_novelty(
+    units: Sequence[Unit], rows: Tensor, *args: Any, RANKS: int, SEEDS: int, DEPTH: int, **_: int
+) -> Launch:
+    """`gpu_anchor.measure_novelty`: a program for each unit and block of ranks."""
+    width, size, ranks = rows.shape[1], rows.element_size(), max(unit.maximum for unit in units)
+    programs = _cdiv(ranks, RANKS)  # of each unit
+    products = [_cdiv(unit.minimum, SEEDS) * _cdiv(width, DEPTH) for unit in units]
+    operations = 2 * RANKS * SEEDS * DEPTH * programs * sum(products)
+    return Launch(
+        "novelty of the ranks",
+        memory_bytes=size * width * ranks * len(units),
+        is_triton=True,
+        **_operations(rows, operations),
+        cache_bytes=size * DEPTH * (RANKS + SEEDS) * programs * sum(products),
+        programs=programs * len(units),
+        cycles=TILE_CYCLES * max(products),
+        programs_at_once=TILES_AT_ONCE,
+    )
 
-    def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args, **sizes: self._note(grid, *args, **sizes)
+def mark_anchors(units: Sequence[Unit], *args: Any, BLOCK: int, **_: int) -> Launch:
+    """`gpu_anchor.mark_anchors`: a program for each unit, over its ranks."""
+    numbers = 12 * sum(unit.maximum for unit in units)  # bytes of novelty and token
+    return Launch(
+        "marked anchors",
+        memory_bytes=numbers,
+        is_triton=True,
+        cache_bytes=numbers,
+        programs=len(units),
+        cycles=BLOCK_CYCLES * max(_cdiv(unit.maximum, BLOCK) for unit in units),
+    )
 
 
 def pair_distances(
     group: Sequence[gpu.Item],
     rows: Tensor,
-    *,
+    *args: Any,
     ONLY_SQUARES: bool,
     BLOCK: int,
     DEPTH: int,
     **_: int,
 ) -> Launch:
-    """Return what one launch of `gpu.pair_distances` does for the items of a group."""
+    """`gpu.pair_distances`: a program for each pair of blocks of an item's tokens, in one order."""
     width, size = rows.shape[1], rows.element_size()
-    depths = -(-width // DEPTH)
-    tiles = sum(_tiles(item.tokens, BLOCK, ONLY_SQUARES) for item in group)
+    across = [_cdiv(item.tokens, BLOCK) for item in group]
+    tiles = sum(across) if ONLY_SQUARES else sum(n * (n + 1) // 2 for n in across)
     tokens = sum(item.tokens for item in group)
-    written = tokens if ONLY_SQUARES else tokens + sum(item.tokens**2 for item in group)
-    operations = 2 * tiles * BLOCK**2 * depths * DEPTH
-    is_half = size == 2
+    written = tokens if ONLY_SQUARES else sum(item.tokens**2 for item in group)
     return Launch(
         "squares" if ONLY_SQUARES else "distances",
-        memory_bytes=tokens * width * size + 4 * written,
+        memory_bytes=size * width * tokens + 4 * written,
         is_triton=True,
-        half_operations=operations if is_half else 0,
-        single_operations=0 if is_half else operations,
-        cache_bytes=sum(_read_rows(item.tokens, BLOCK, ONLY_SQUARES) for item in group)
-        * (width * size),
+        **_operations(rows, 2 * tiles * BLOCK**2 * DEPTH * _cdiv(width, DEPTH)),
+        cache_bytes=2 * tiles * BLOCK * size * width,
         programs=tiles,
-        cycles=depths * TILE_CYCLES,
+        cycles=TILE_CYCLES * _cdiv(width, DEPTH),
         programs_at_once=TILES_AT_ONCE,
     )
 
 
-def _tiles(tokens: int, block: int, only_diagonal: bool) -> int:
-    across = -(-tokens // block)
-    return across if only_diagonal else across**2
-
-
-def _read_rows(tokens: int, block: int, only_diagonal: bool) -> int:
-    """How many rows all programs of an item read: two tiles each, without what is beyond it."""
-    across = -(-tokens // block)
-    return 2 * tokens if only_diagonal else 2 * tokens * across
-
-
-def greedy_loop(group: Sequence[gpu.Item], *, HAS_ADDEND: bool, BLOCK: int, **_: int) -> Launch:
-    """Return what one launch of `gpu.choose` does for the items of a group."""
-    read_per_token = 12 + 4 * HAS_ADDEND  # distance, novelty, factor and addend
+def choose(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: Any) -> Launch:
+    """`gpu.choose`: a program for each item, one row of distances in each of its steps."""
+    rows = sum(4 * item.tokens * item.budget for item in group)  # bytes
+    steps = max(item.budget for item in group)
     return Launch(
         "greedy loop",
-        memory_bytes=sum(4 * item.budget * item.tokens for item in group),
+        memory_bytes=rows,
         is_triton=True,
-        cache_bytes=sum(read_per_token * item.budget * item.tokens for item in group),
+        cache_bytes=rows,
         programs=len(group),
-        cycles=max(
-            item.budget * (STEP_CYCLES + STEP_CYCLES_PER_BLOCK * -(-item.tokens // BLOCK))
-            for item in group
-        ),
+        steps=steps,
+        cycles=int(steps * (STEP_CYCLES + STEP_CYCLES_PER_TOKEN * BLOCK)),
     )
+
+
+def put_in_native_order(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: int) -> Launch:
+    """`gpu.put_in_native_order`: a program for each block of an item's choices."""
+    blocks = [_cdiv(item.budget, BLOCK) for item in group]
+    return Launch(
+        "native order",
+        memory_bytes=17 * sum(item.budget for item in group),
+        is_triton=True,
+        cache_bytes=8
+        * sum(item.budget * (1 + count) for item, count in zip(group, blocks, strict=True)),
+        programs=sum(blocks),
+        cycles=BLOCK_CYCLES * max(blocks),
+    )
+
+
+def _operations(rows: Tensor, operations: int) -> dict[str, int]:
+    """Half precision goes through the tensor cores."""
+    return {"half_operations" if rows.element_size() == 2 else "single_operations": operations}
+
+
+def _cdiv(numbers: int, block: int) -> int:
+    return -(-numbers // block)

@@ -8,6 +8,9 @@ scores more than 1e-5 less than the best one.
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,9 +21,17 @@ from llvmlite.binding import ffi
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from anchorprune_vllm.selection import expand, kernels
+from anchorprune_vllm.selection import (
+    AnchorParams,
+    Candidates,
+    anchor,
+    expand,
+    kernels,
+    select,
+    select_batch,
+)
 from anchorprune_vllm.selection.expand import Expansion, Score
-from anchorprune_vllm.selection.kernels import cpu, gpu
+from anchorprune_vllm.selection.kernels import cpu, gpu, gpu_anchor
 from tests.support.triton_compiler import NVIDIA, compiled_for, reported_by_ptxas
 from tests.support.triton_interpreter import interpreted
 
@@ -33,13 +44,13 @@ class Item:
     def __init__(self, seed: int, tokens: int, width: int, anchor_share: float) -> None:
         self.random = torch.Generator().manual_seed(seed)
         self.features = self.draw(tokens, width)
-        self.factor = torch.rand(tokens, generator=self.random, dtype=torch.float64)
+        self.weight = torch.rand(tokens, generator=self.random, dtype=torch.float64)
         self.anchor = torch.rand(tokens, generator=self.random) < anchor_share
         least = max(1, int(self.anchor.sum()))
         self.budget = int(torch.randint(least, tokens + 1, (), generator=self.random))
         if seed % 2:  # a handful of directions and factors: most scores are equal to others
             self.features = torch.randint(-1, 2, (tokens, width), generator=self.random).float()
-            self.factor = torch.randint(0, 3, (tokens,), generator=self.random).double() / 4
+            self.weight = torch.randint(0, 3, (tokens,), generator=self.random).double() / 4
         elif seed % 4:  # groups that look alike
             centres = self.draw(tokens // 5 + 1, width).repeat(5, 1)[:tokens]
             self.features = centres + 0.3 * self.features
@@ -48,7 +59,7 @@ class Item:
         return torch.randn(shape, generator=self.random)
 
     def score(self, is_additive: bool) -> Score:
-        return Score(self.factor, self.factor.flip(0) if is_additive else None)
+        return Score(self.weight, is_additive)
 
     def chosen(self, is_additive: bool) -> list[int]:
         """By the plain form."""
@@ -77,8 +88,7 @@ def regret(item: Item, chosen: list[int], is_additive: bool) -> float:
     rows = item.features.double().numpy()
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    factor = item.factor.numpy()
-    addend = factor[::-1] if is_additive else np.zeros_like(factor)
+    weight = item.weight.numpy()
     anchor = np.flatnonzero(item.anchor.numpy()).tolist()
     assert len(set(chosen)) == len(chosen) == item.budget
     if chosen[: len(anchor)] != anchor:
@@ -88,7 +98,7 @@ def regret(item: Item, chosen: list[int], is_additive: bool) -> float:
     worst = 0.0
     for step, choice in enumerate(chosen):
         if step >= len(anchor):
-            scores = np.where(taken, -np.inf, factor * novelty + addend)
+            scores = np.where(taken, -np.inf, weight + novelty if is_additive else weight * novelty)
             worst = max(worst, scores.max() - scores[choice])
         taken[choice] = True
         novelty = np.minimum(novelty, 1 - unit @ unit[choice])
@@ -104,7 +114,7 @@ def test_plain_form_always_takes_the_best(item: Item, is_additive: bool) -> None
 def test_a_worse_choice_would_be_noticed() -> None:
     item = Item(0, 40, 8, 0.1)
     *chosen, last = item.chosen(False)
-    worst = min(set(range(40)) - set(chosen), key=lambda token: float(item.factor[token]))
+    worst = min(set(range(40)) - set(chosen), key=lambda token: float(item.weight[token]))
     assert worst != last
     assert regret(item, [*chosen, worst], False) > LARGEST_REGRET
 
@@ -198,10 +208,10 @@ def test_forms_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "runs_triton", lambda device: device == cuda)
     kernels.host_expansion.cache_clear()
     assert kernels.host_expansion() is cpu.expand
-    assert kernels.device_expansion(cuda, 11_585) is gpu.expand
-    # Larger than the workspace.
-    assert kernels.device_expansion(cuda, 11_586) is expand.expand_one_by_one
-    assert kernels.device_expansion(torch.device("xpu"), 9) is expand.expand_one_by_one
+    assert kernels.device_expansion(cuda) is gpu.expand
+    assert kernels.anchoring(cuda) is gpu_anchor.relevance_anchors
+    assert kernels.device_expansion(torch.device("xpu")) is expand.expand_one_by_one
+    assert kernels.anchoring(torch.device("xpu")) is anchor.relevance_anchors
 
 
 def test_without_numba_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +247,10 @@ def test_gpu_with_several_blocks_of_tokens_and_columns() -> None:
     check_gpu([one, other], False)
 
 
-def check_gpu(items: list[Item], is_additive: bool) -> None:
-    found = on_gpu(items, is_additive)
+def check_gpu(
+    items: list[Item], is_additive: bool, form: kernels.BatchExpansion = gpu.expand
+) -> None:
+    found = on_gpu(items, is_additive, form)
     ends = np.cumsum([item.budget for item in items]).tolist()
     for item, end in zip(items, ends, strict=True):
         part = slice(end - item.budget, end)
@@ -248,17 +260,14 @@ def check_gpu(items: list[Item], is_additive: bool) -> None:
         assert found.is_anchor[part].tolist() == item.anchor[ascending].tolist()
 
 
-def on_gpu(items: list[Item], is_additive: bool) -> Expansion:
-    scores = [item.score(is_additive) for item in items]
-    addends = [score.addend for score in scores if score.addend is not None]
+def on_gpu(
+    items: list[Item], is_additive: bool, form: kernels.BatchExpansion = gpu.expand
+) -> Expansion:
     return interpreted(
-        gpu.expand,
+        form,
         torch.cat([item.features for item in items]),
         [len(item.features) for item in items],
-        Score(
-            torch.cat([score.factor for score in scores]).float(),
-            torch.cat(addends).float() if addends else None,
-        ),
+        Score(torch.cat([item.weight for item in items]).float(), is_additive),
         torch.cat([item.anchor for item in items]),
         [item.budget for item in items],
     )
@@ -274,7 +283,7 @@ def test_gpu_gives_an_item_the_same_tokens_in_every_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_copies_of_kept_tokens_tie(dtype: torch.dtype) -> None:
     features, score, anchor = copies()
-    given = features.to(dtype), [60], Score(score.factor.float()), anchor, [59]
+    given = features.to(dtype), [60], Score(score.weight.float()), anchor, [59]
     check_copies(interpreted(gpu.expand, *given).chosen.tolist())
 
 
@@ -287,6 +296,18 @@ def test_gpu_rows_without_a_direction() -> None:
     assert interpreted(gpu.expand, *given).chosen.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def in_a_small_workspace(*given: Any) -> Expansion:
+    """Where the process is that interprets kernels."""
+    with mock.patch.object(gpu, "WORKSPACE_BYTES", 4 * 80**2):
+        return gpu.expand(*given)
+
+
+def test_gpu_items_beyond_the_workspace_among_others() -> None:
+    """Two in one group, one that is too large, one more group."""
+    items = [Item(seed, size, 40, 0.1) for seed, size in ((2, 50), (6, 60), (10, 81), (14, 80))]
+    check_gpu(items, False, in_a_small_workspace)
+
+
 def test_gpu_items_go_through_the_workspace_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "WORKSPACE_BYTES", 4 * 50)
     groups = list(gpu.groups([3, 4, 5, 6, 2], [1, 2, 3, 4, 2]))
@@ -294,13 +315,81 @@ def test_gpu_items_go_through_the_workspace_in_groups(monkeypatch: pytest.Monkey
         [(0, 3, 0, 1, 0), (3, 4, 9, 2, 1), (7, 5, 25, 3, 3)],
         [(12, 6, 0, 4, 6), (18, 2, 36, 2, 10)],
     ]
+    assert not gpu.fits(8)
+    assert [len(group) for group in gpu.groups([2, 8, 2], [1, 1, 1])] == [1, 1, 1]
+
+
+class CompiledForms:
+    """Stand in the place of kernels, and note for what Triton would compile them."""
+
+    def __init__(self) -> None:
+        self.forms: set[tuple[object, ...]] = set()
+
+    def of(self, kernel: Any) -> Any:
+        """What is launched in the place of a kernel."""
+        fixed = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
+
+        def launched(*args: Any, **constants: Any) -> None:
+            arguments = zip(kernel.arg_names, args, strict=False)
+            kinds = [self.kind(value, name in fixed) for name, value in arguments]
+            self.forms.add((kernel.__name__, *kinds, *sorted(constants.items())))
+
+        return defaultdict(lambda: launched)
+
+    @staticmethod
+    def kind(value: Any, is_fixed: bool) -> object:
+        """A pointer by dtype and alignment; a whole number by whether it is 1 or divides by 16."""
+        if isinstance(value, Tensor):
+            return value.dtype, value.data_ptr() % 16 == 0
+        if is_fixed or isinstance(value, float):
+            return type(value)
+        return type(value), value == 1, value % 16 == 0
+
+
+@pytest.mark.parametrize("stage2", ["importance", "additive"])
+def test_a_second_item_compiles_nothing(stage2: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever size, budget, units and anchor; the first is too large for the workspace."""
+    compiled = CompiledForms()
+    for module, name in (
+        *((gpu, name) for name in ("pair_distances", "choose", "put_in_native_order")),
+        *((gpu_anchor, name) for name in ("measure_novelty", "mark_anchors")),
+    ):
+        monkeypatch.setattr(module, name, compiled.of(getattr(module, name)))
+    monkeypatch.setattr(select, "anchoring", lambda device: gpu_anchor.relevance_anchors)
+    monkeypatch.setattr(select, "device_expansion", lambda device: gpu.expand)
+    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(select, "working_dtype", lambda device: torch.float32)
+    gpu.compile_for.cache_clear()
+
+    def choose(*sizes: tuple[int, int], units: int = 1, **params: Any) -> None:
+        items = [
+            Candidates(
+                torch.rand(n), torch.rand(n, 16), torch.rand(n), k, torch.rand(n, 32),
+                torch.arange(units).repeat_interleave(n // units),
+            )
+            for n, k in sizes
+        ]  # fmt: skip
+        select_batch(items, AnchorParams(stage2=stage2, **params))
+
+    choose((11_600, 3))
+    first = set(compiled.forms)
+    assert {form[0] for form in first} == {
+        *("pair_distances", "choose", "put_in_native_order"),
+        *("measure_novelty", "mark_anchors"),
+    }
+    for tokens in (1, 16, 576, 1024, 1025, 2880, 5000, 9000):
+        for budget in (1, 57, 64):
+            choose((tokens, budget), tau=1 if tokens == 16 else 0.2, patience=budget)
+    choose((576, 57), (577, 33), (20, 4), units=2, min_anchor=16)
+    assert compiled.forms == first
+    gpu.compile_for.cache_clear()
 
 
 # -- what the compiler makes of it ----------------------------------------------------------------
 
 POINTERS = {"distances": "*fp32", "squares": "*fp32", "items": "*i64"}
 LOOP_POINTERS = {
-    **{"factor": "*fp32", "addend": "*fp32", "novelty": "*fp32", "anchor": "*i1"},
+    **{"weights": "*fp32", "anchor": "*i1"},
     **{"chosen": "*i64", "ascending": "*i64", "is_anchor": "*i1"},
 }
 
@@ -322,12 +411,27 @@ def test_distances_compile_without_spills(
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize("has_addend", [True, False])
-def test_the_loop_compiles_without_spills(target: GPUTarget, has_addend: bool) -> None:
-    constants = {"HAS_ADDEND": has_addend, "BLOCK": gpu.LOOP["BLOCK"]}
+@pytest.mark.parametrize(
+    ("tokens", "adds"),
+    [(1024, False), (2048, False), (4096, False), (8192, False), (11585, False), (11585, True)],
+)
+def test_the_loop_compiles_without_spills(target: GPUTarget, adds: bool, tokens: int) -> None:
+    sizes = gpu.loop_sizes(tokens)
+    options = {"num_warps": sizes.pop("num_warps")}
+    constants = {"ADDS": adds, **sizes}
     types = {**POINTERS, **LOOP_POINTERS}
-    compiled = compiled_for(target, gpu.choose, types, constants, num_warps=gpu.LOOP["num_warps"])
+    compiled = compiled_for(target, gpu.choose, types, constants, **options)
     check_compiled(compiled, target)
+
+
+@pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
+def test_native_order_compiles_without_spills(target: GPUTarget) -> None:
+    constants = {"BLOCK": gpu.ORDER["BLOCK"]}
+    types = {**POINTERS, **LOOP_POINTERS}
+    options = {"num_warps": gpu.ORDER["num_warps"]}
+    check_compiled(
+        compiled_for(target, gpu.put_in_native_order, types, constants, **options), target
+    )
 
 
 def check_compiled(compiled: object, target: GPUTarget) -> None:

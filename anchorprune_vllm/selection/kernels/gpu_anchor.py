@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 1 on a GPU: how far the ranks are from the first K_min, then where anchors end.
+
+Neither kernel depends on what else is in the batch, so a unit has the same anchor alone and among
+others, and on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from anchorprune_vllm.selection.anchor import Unit, rank_units
+
+MARK = {"BLOCK": 256, "num_warps": 2}
+
+
+def relevance_anchors(
+    relevance: Sequence[Tensor],
+    features: Sequence[Tensor],
+    units: Sequence[Sequence[Unit]],
+    tau: float,
+    patience: int,
+) -> list[Tensor]:
+    """Mark the anchor tokens of every unit of every item, as `anchor.relevance_anchors` does."""
+    ranking = rank_units(relevance, units)
+    count, ranks = ranking.token.shape
+    rows = features[0].contiguous() if len(features) == 1 else torch.cat(list(features))
+    novelty = torch.empty(count, ranks, dtype=torch.float32, device=rows.device)
+    anchor = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    tiles = tile_sizes(rows.dtype)
+    with torch.cuda.device_of(rows):
+        measure_novelty[(triton.cdiv(ranks, tiles["RANKS"]), count)](
+            *(rows, ranking.bounds, ranking.token, novelty, rows.shape[1], ranks), **tiles
+        )
+        mark_anchors[(count,)](
+            *(ranking.bounds, ranking.token, novelty, anchor, float(tau), patience, ranks), **MARK
+        )
+    return list(anchor.split([len(scores) for scores in relevance]))
+
+
+def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
+    """Return the tiles of `measure_novelty`; float32 is multiplied without tensor cores."""
+    depth = 128 if dtype.itemsize == 2 else 32
+    return {"RANKS": 32, "SEEDS": 16, "DEPTH": depth, "num_warps": 4, "num_stages": 3}
+
+
+@triton.jit(do_not_specialize=["ranks"])
+def measure_novelty(
+    rows: tl.tensor,  # [T, D]
+    bounds: tl.tensor,  # [U, 5] int64, of `Ranking`
+    tokens: tl.tensor,  # [U, ranks] int64, of `Ranking`
+    novelty: tl.tensor,  # [U, ranks] float32, written: the distance to the nearest of the K_min
+    width: tl.tensor,  # D
+    ranks: tl.tensor,
+    RANKS: tl.constexpr,
+    SEEDS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    """Measure a block of a unit's ranks against the first K_min of them."""
+    unit = tl.program_id(1)
+    minimum = tl.load(bounds + 5 * unit + 2).to(tl.int32)
+    offset = tl.load(bounds + 5 * unit + 4)
+    tokens += unit * ranks
+    rank = tl.program_id(0) * RANKS + tl.arange(0, RANKS)
+    own = offset + tl.load(tokens + rank, mask=rank < ranks, other=0)
+    column = tl.arange(0, DEPTH)
+    nearest = tl.full([RANKS], float("inf"), tl.float32)
+    for start in range(0, minimum, SEEDS):
+        seed = start + tl.arange(0, SEEDS)
+        other = offset + tl.load(tokens + seed, mask=seed < minimum, other=0)
+        products = tl.zeros([RANKS, SEEDS], tl.float32)
+        own_square = tl.zeros([RANKS], tl.float32)
+        other_square = tl.zeros([SEEDS], tl.float32)
+        for depth in range(0, width, DEPTH):
+            inside = (depth + column < width)[None, :]
+            place = depth + column[None, :]
+            one = tl.load(rows + own[:, None] * width + place, mask=inside, other=0.0)
+            two = tl.load(rows + other[:, None] * width + place, mask=inside, other=0.0)
+            products = tl.dot(one, tl.trans(two), products, input_precision="ieee")
+            own_square += tl.sum(one.to(tl.float32) * one.to(tl.float32), 1)
+            other_square += tl.sum(two.to(tl.float32) * two.to(tl.float32), 1)
+        # A row without a direction, zero or not finite, has the cosine 0 with everything.
+        lengths = own_square[:, None] * other_square[None, :]
+        has_direction = (lengths > 0) & (lengths < float("inf"))
+        length = tl.sqrt_rn(tl.where(has_direction, lengths, 1.0))
+        cosine = tl.where(has_direction, tl.div_rn(products, length), 0.0)
+        distance = tl.where((seed < minimum)[None, :], 1 - cosine, float("inf"))
+        nearest = tl.minimum(nearest, tl.min(distance, 1))
+    tl.store(novelty + unit * ranks + rank, nearest, mask=rank < ranks)
+
+
+@triton.jit(do_not_specialize=["patience", "ranks"])
+def mark_anchors(
+    bounds: tl.tensor,  # [U, 5] int64, of `Ranking`
+    tokens: tl.tensor,  # [U, ranks] int64, of `Ranking`
+    novelty: tl.tensor,  # [U, ranks] float32
+    anchor: tl.tensor,  # [T] bool, written where it is true
+    tau: tl.tensor,
+    patience: tl.tensor,
+    ranks: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Mark the anchor of one unit: a rank is in while fewer than `patience` novel ones came."""
+    unit = tl.program_id(0)
+    minimum = tl.load(bounds + 5 * unit + 2).to(tl.int32)
+    maximum = tl.load(bounds + 5 * unit + 3).to(tl.int32)
+    offset = tl.load(bounds + 5 * unit + 4)
+    before = 0
+    for start in range(0, maximum, BLOCK):
+        rank = start + tl.arange(0, BLOCK)
+        inside = rank < maximum
+        distance = tl.load(novelty + unit * ranks + rank, mask=inside, other=0.0)
+        novel = ((distance > tau) & (rank >= minimum) & inside).to(tl.int32)
+        came = before + tl.cumsum(novel, 0) - novel
+        is_kept = inside & ((rank < minimum) | (came < patience))
+        token = offset + tl.load(tokens + unit * ranks + rank, mask=inside, other=0)
+        tl.store(anchor + token, is_kept, mask=is_kept)
+        before += tl.sum(novel, 0)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What choosing costs on a GPU: its counts against what kernels do, its figures against a limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+
+from anchorprune_vllm.selection import AnchorParams, select, select_batch
+from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+from anchorprune_vllm.tools.bench.gpu_cost import CHOICES, Choice, cost_of, seconds
+from anchorprune_vllm.tools.bench.gpus import GPUS, gpu_named
+from anchorprune_vllm.tools.bench.launches import Launch, counted
+from tests.support.triton_interpreter import interpreted
+from tests.support.triton_work import Work, work_of
+
+IMAGE = CHOICES[0]
+KERNELS = {
+    "novelty of the ranks": "measure_novelty",
+    "marked anchors": "mark_anchors",
+    "squares": "pair_distances",
+    "distances": "pair_distances",
+    "greedy loop": "choose",
+    "native order": "put_in_native_order",
+}
+SMALL = (
+    replace(IMAGE, tokens=128, budget=64, anchor_size=128, context_size=128),
+    replace(IMAGE, tokens=192, budget=128, anchor_size=256, context_size=192, units=2),
+    replace(IMAGE, tokens=64, budget=64, anchor_size=128, context_size=64, items=3),
+)
+
+
+def chosen_by_kernels(choice: Choice) -> None:
+    """As on a GPU, with items on the CPU: for the process that interprets kernels."""
+    torch.manual_seed(0)
+    with (
+        mock.patch.object(select, "anchoring", return_value=gpu_anchor.relevance_anchors),
+        mock.patch.object(select, "reads_are_free", return_value=False),
+        mock.patch.object(select, "device_expansion", return_value=gpu.expand),
+        mock.patch.object(select, "working_dtype", return_value=torch.float32),
+    ):
+        select_batch(choice.candidates("cpu"), AnchorParams())
+
+
+@pytest.mark.parametrize("choice", SMALL, ids=lambda choice: f"{choice.items} x {choice.tokens}")
+def test_kernels_do_what_is_counted(choice: Choice) -> None:
+    """Tokens, ranks and widths are whole tiles here: elsewhere a part of some reads is masked."""
+    done: dict[str, Work] = interpreted(work_of, chosen_by_kernels, choice)
+    said: dict[str, list[Launch]] = {}
+    for launch in counted(choice.candidates()):
+        if launch.is_triton:
+            said.setdefault(KERNELS[launch.name], []).append(launch)
+    assert said.keys() == done.keys()
+    for name, launches in said.items():
+        work = done[name]
+        assert work.launches == len(launches)
+        assert work.operations == sum(each.half_operations for each in launches)
+        read = sum(each.cache_bytes for each in launches)
+        assert read <= work.read_bytes <= 1.2 * read
+        if work.operations:
+            assert len(work.multiplying) == sum(each.programs for each in launches)
+
+
+def test_the_greedy_loop_reads_one_row_a_step() -> None:
+    choice = SMALL[0]
+    done = interpreted(work_of, chosen_by_kernels, choice)["choose"]
+    (loop,) = [each for each in counted(choice.candidates()) if each.name == "greedy loop"]
+    assert loop.steps == choice.budget
+    # A distance in each step; before them weight and anchor, and where the item is.
+    assert done.read_bytes == choice.tokens * (4 * loop.steps + 4 + 1) + 5 * 8
+
+
+def test_launches_do_not_grow_with_tokens_or_budget() -> None:
+    assert {len(counted(choice.candidates())) for choice in CHOICES if choice.items == 1} == {27}
+    # Joining the items of a batch takes four more.
+    assert [len(counted(choice.candidates())) for choice in CHOICES if choice.items > 1] == [31]
+
+
+LIMITS = dict(zip(CHOICES, (0.5e-3, 3e-3, 2e-3, 30e-3, 3e-3), strict=True))
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.model)
+def test_choosing_is_cheap(choice: Choice) -> None:
+    assert cost_of(choice, GPUS[0]).device <= LIMITS[choice]
+    for each in GPUS:
+        cost = cost_of(choice, each)
+        assert cost.device <= 0.06 * cost.prefill or choice.tokens > 10_000
+
+
+def test_a_launch_takes_as_long_as_the_slowest_thing_it_needs() -> None:
+    a100 = GPUS[0]
+    time = partial(seconds, gpu=a100)
+    assert time(Launch("", 0)) == pytest.approx(2.5e-6)
+    assert time(Launch("", 0, kernels=8)) == pytest.approx(20e-6)
+    assert time(Launch("", int(2.039e9))) == pytest.approx(1e-3 / 0.8)
+    assert time(Launch("", 0, half_operations=int(312e9))) == pytest.approx(2e-3)
+    assert time(Launch("", 0, single_operations=int(19.5e9))) == pytest.approx(2e-3)
+    assert time(Launch("", 0, cache_bytes=16 * 108 * 1_410_000)) == pytest.approx(1e-3)
+    one_wave = Launch("", 0, cycles=1_410_000, programs=216, programs_at_once=2)
+    assert time(one_wave) == pytest.approx(1e-3)
+    assert time(replace(one_wave, programs=217)) == pytest.approx(2e-3)
+
+
+def test_gpus_by_the_names_that_torch_gives_them() -> None:
+    a100, h100, l4 = GPUS
+    assert gpu_named("NVIDIA A100-SXM4-80GB") is a100
+    assert gpu_named("NVIDIA H100 80GB HBM3") is h100
+    assert gpu_named("NVIDIA L4") is l4
+    assert gpu_named("NVIDIA L40S") is None
