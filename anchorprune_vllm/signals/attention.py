@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from anchorprune_vllm.selection.kernels import runs_triton
 
 Measure = Callable[[Tensor, Tensor, Any], Tensor]
 
@@ -57,14 +57,6 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
 
     with torch.cuda.device_of(query):
         return gpu.received_attention(query, key, segments, scale)
-
-
-@cache
-def runs_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels can be launched there; an NVIDIA GPU before Ampere is too small."""
-    if device.type != "cuda" or find_spec("triton") is None:  # cuda: AMD's too
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.no_grad()  # results go into memory that is used again

@@ -73,8 +73,8 @@ class TestEngine:
         rehearsal.check_platform(runner)
         rehearsal.check_answers()
 
-    def test_host_waits(self, rehearsal: Rehearsal) -> None:
-        rehearsal.check_waits()
+    def test_host_waits(self, rehearsal: Rehearsal, engine: str) -> None:
+        rehearsal.check_waits(is_native=engine != COMPACT.name)
 
     def test_metrics(self, rehearsal: Rehearsal) -> None:
         rehearsal.check_metrics()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -63,8 +65,15 @@ class TestDevicesDoNotMix:
     def test_numbers_of_the_host_where_cuda_takes_them(self) -> None:
         x, two = on_device(1, 2), torch.tensor(2.0)
         assert (x * two).tolist() == [2, 4]
+        assert (x // 2).tolist() == [0, 1]  # torch makes a tensor of Python's number
         assert torch.where(x > 1, two, x).tolist() == [1, 2]
         assert x.masked_fill(x > 1, two + 3).tolist() == [1, 5]
+        assert x.clone().masked_fill_(x > 1, two + 3).tolist() == [1, 5]
+        assert x.clone().fill_(two).tolist() == [2, 2]
+        index = on_device(1, dtype=torch.int64)
+        assert x.index_fill(0, index, two + 4).tolist() == [1, 6]
+        assert x.clone().index_fill_(0, index, two + 4).tolist() == [1, 6]
+        assert x.clone().index_put_((index,), two + 4).tolist() == [1, 6]
 
     @pytest.mark.parametrize(
         "operation",
@@ -88,6 +97,10 @@ class TestDevicesDoNotMix:
         ]
         assert drawn[0] == drawn[1]
 
+    def test_storage_of_the_host(self) -> None:
+        with pytest.raises(RuntimeError, match="storage on different device"):
+            on_device(1, 2).set_(torch.ones(2).untyped_storage(), 0, (2,), (1,))
+
     def test_numpy(self) -> None:
         with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
             np.asarray(on_device(1))
@@ -99,6 +112,8 @@ class TestPinning:
             on_device(1, 2).pin_memory()
         with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
             torch.empty(2, device="cuda", pin_memory=True)
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            torch.empty_strided((2,), (1,), device="cuda", pin_memory=True)
 
     def test_numbers_made_while_the_device_is_the_default(self) -> None:
         """vLLM loads models so: a bare `torch.tensor` is on the device then."""
@@ -122,6 +137,16 @@ class TestPinning:
             gapped.cuda(non_blocking=True)
         assert kinds(waits) == ["silent"]
 
+    def test_memory_behind_a_pinned_tensor(self) -> None:
+        pinned = torch.ones(64).pin_memory()
+        behind = (ctypes.c_float * 1).from_address(pinned.data_ptr() + pinned.nbytes)
+        assert pinned[-1:].is_pinned()
+        assert not torch.frombuffer(behind, dtype=torch.float32).is_pinned()
+
+    def test_the_device_sees_pinned_memory_alone(self) -> None:
+        with pytest.raises(RuntimeError, match="pinned memory of the host alone"):
+            torch.ops._C.get_cuda_view_from_cpu_tensor(torch.ones(3))
+
 
 class TestTypes:
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
@@ -133,11 +158,17 @@ class TestTypes:
             lambda x: x @ x[0],
             lambda x: torch.einsum("ij,jk->ik", x, x),
             lambda x: x[0].dot(x[0]),
+            lambda x: x[0].vdot(x[0]),
             lambda x: F.linear(x, x),
+            lambda x: F.linear(x, x, x[0]),
+            lambda x: torch.addmv(x[0], x, x[0]),
+            lambda x: torch.baddbmm(x[None], x[None], x[None]),
+            lambda x: torch.addbmm(x, x[None], x[None]),
+            lambda x: F.conv2d(x[None, None], x[None, None]),
         ],
     )
     def test_integer_products(self, product, dtype: torch.dtype) -> None:
-        with pytest.raises(RuntimeError, match="not implemented for"):
+        with pytest.raises(RuntimeError, match='_cuda" not implemented for'):
             product(torch.ones(2, 2, device="cuda", dtype=dtype))
 
     def test_products_of_two_types(self) -> None:
@@ -149,18 +180,21 @@ class TestTypes:
         "operation",
         [
             lambda x: F.avg_pool2d(x.long(), 2),
+            lambda x: F.avg_pool3d(x.long(), (1, 2, 2)),
+            lambda x: F.interpolate(x.byte(), size=(2, 2), mode="bilinear"),
+            lambda x: F.interpolate(x.byte(), size=(2, 2), mode="bicubic"),
             lambda x: F.interpolate(x.byte(), size=(2, 2), mode="bilinear", antialias=True),
             lambda x: F.interpolate(x.byte(), size=(2, 2), mode="bicubic", antialias=True),
         ],
     )
     def test_integers_where_only_the_cpu_takes_them(self, operation) -> None:
         operation(torch.ones(1, 1, 4, 4))
-        with pytest.raises(RuntimeError, match="not implemented for"):
+        with pytest.raises(RuntimeError, match='_cuda" not implemented for'):
             operation(torch.ones(1, 1, 4, 4, device="cuda"))
 
 
 class TestCopiesInFlight:
-    @pytest.mark.parametrize("wait", ["event", "stream", "device", "read"])
+    @pytest.mark.parametrize("wait", ["event", "stream", "device", "read", "copy", "silent copy"])
     def test_to_the_host_hold_nonsense_until_waited_for(self, wait: str) -> None:
         x = on_device(1, 2, 3)
         copy = x.to("cpu", non_blocking=True)
@@ -173,6 +207,8 @@ class TestCopiesInFlight:
             "stream": torch.cuda.current_stream().synchronize,
             "device": torch.cuda.synchronize,
             "read": lambda: x[0].item(),
+            "copy": lambda: torch.ones(3).to("cuda"),
+            "silent copy": lambda: torch.empty(3).copy_(x, non_blocking=True),
         }[wait]()
         assert copy.tolist() == [1, 2, 3]
 
@@ -193,6 +229,18 @@ class TestCopiesInFlight:
         copy = x.to("cpu", non_blocking=True)
         event.synchronize()
         assert copy.isnan().all()
+        event.record()
+        later = x.to("cpu", non_blocking=True)
+        while not event.query():
+            pass
+        assert copy.tolist() == [1]
+        assert later.isnan().all()
+
+    def test_a_copy_from_pageable_memory_waits_for_no_other(self) -> None:
+        copy = on_device(1).to("cpu", non_blocking=True)
+        torch.ones(3).to("cuda", non_blocking=True)
+        assert copy.isnan().all()
+        assert not torch.cuda.current_stream().query()
 
     def test_time_between_events_that_are_not_done(self) -> None:
         first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -237,6 +285,38 @@ class TestCopiesInFlight:
         with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
             torch.cuda.synchronize()
 
+    @pytest.mark.parametrize("writer", ["copy", "operator", "kernel"])
+    def test_pinned_memory_that_the_device_writes_in_place(self, writer: str) -> None:
+        """In order, that is no overwriting; but it must not hide one by the host before it."""
+        pinned = torch.ones(16, 16).pin_memory()
+        in_place = torch.ops._C.get_cuda_view_from_cpu_tensor(pinned)
+        x = torch.full((16, 16), 2.0, device="cuda")
+
+        def write() -> None:
+            with torch.device("cuda"):
+                {
+                    "copy": lambda: in_place.copy_(x),
+                    "operator": lambda: in_place.add_(x),
+                    "kernel": lambda: product(in_place, x),  # it may write what it is given
+                }[writer]()
+
+        pinned.to("cuda", non_blocking=True)
+        write()
+        torch.cuda.synchronize()
+        pinned.to("cuda", non_blocking=True)
+        pinned.fill_(7)
+        with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
+            write()
+        with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
+            torch.cuda.synchronize()
+
+    def test_pinned_memory_that_is_read_with_gaps(self) -> None:
+        pinned = torch.ones(4, 4).pin_memory()
+        torch.ops._C.get_cuda_view_from_cpu_tensor(pinned)[::3] + 1
+        pinned[3] = 7
+        with pytest.raises(RuntimeError, match="overwritten before the device had read it"):
+            torch.cuda.synchronize()
+
     def test_a_pinned_source_that_is_waited_for(self) -> None:
         source = torch.ones(3).pin_memory()
         copied = source.to("cuda", non_blocking=True)
@@ -269,6 +349,9 @@ def test_memory_is_counted() -> None:
     assert total - free == torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
     del x
     assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() >= before + 4 * 2**20
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == before
 
 
 class TestTriton:

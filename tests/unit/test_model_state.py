@@ -54,7 +54,10 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def add(state: Any, slot: int, ids: list[int], offset: int) -> None:
-    """A request whose image begins at `offset`. vLLM would write its positions by a kernel."""
+    """Add a request whose image begins at `offset`.
+
+    vLLM writes the positions by a kernel, which knows where a row begins and not where it ends.
+    """
     image = MultiModalFeatureSpec(
         data=None,
         modality="image",
@@ -64,7 +67,9 @@ def add(state: Any, slot: int, ids: list[int], offset: int) -> None:
     state.mm_pruner.encoder_cache.add_request(str(slot), [image])
     positions, delta = state.mm_pruner.model.get_mrope_input_positions(ids, [image])
     rope = state.rope_state
-    rope.prefill_positions.gpu[3 * slot : 3 * slot + 3, : positions.shape[1]] = positions
+    memory = rope.prefill_positions.gpu.view(-1)
+    for row, places in enumerate(positions, start=3 * slot):
+        memory[row * MAX_LENGTH : row * MAX_LENGTH + len(places)] = places
     rope.prefill_delta.np[slot] = delta
 
 
@@ -109,7 +114,9 @@ def test_deltas_are_those_of_the_prompts(state: Any) -> None:
 
 def test_a_prompt_that_fills_the_context_leaves_the_next_row_alone(state: Any) -> None:
     ids = [1] * (MAX_LENGTH - len(PLACES)) + [IMAGE] * len(PLACES)
+    add(state, 1, [1, *[IMAGE] * len(PLACES)], offset=1)
     add(state, 0, ids, offset=MAX_LENGTH - len(PLACES))
+    assert positions_of(state, 1, 4) == [0, -2, -2, -2]
     recompute(state, {0: ids})
     assert positions_of(state, 0, MAX_LENGTH)[-4:] == [12, 16, 33, 54]
 

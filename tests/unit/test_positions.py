@@ -145,6 +145,8 @@ def test_an_answer_may_hold_the_id_of_a_placeholder() -> None:
     assert delta == 44 - 7
     for start, end in ((0, 5), (5, 7)):
         place_media(ids, [IMAGE], prompt.window(start, end, torch.float32), stored, start)
+    # A row that meets the answer's placeholder changes nothing: only a token that waits is placed.
+    place_media(ids, [IMAGE], prompt.window(6, 7, torch.float32), stored, 7)
     assert stored.T.tolist() == [*prompt.expected, [44] * 3, [45] * 3, [46] * 3]
 
 

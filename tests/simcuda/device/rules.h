@@ -17,15 +17,13 @@ using Names = std::unordered_set<std::string>;
 
 // Their CUDA kernels know floating point alone.
 inline const Names& FLOAT_ONLY = *new Names{
-    "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::mv",
-    "aten::addmv", "aten::dot", "aten::vdot", "aten::convolution", "aten::_convolution",
+    "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv", "aten::dot", "aten::vdot", "aten::convolution",
     "aten::avg_pool2d", "aten::avg_pool3d", "aten::upsample_bilinear2d",
     "aten::upsample_bicubic2d", "aten::_upsample_bilinear2d_aa", "aten::_upsample_bicubic2d_aa"};
 
 // Not pointwise, but they take a number as a tensor of the host.
 inline const Names& TAKES_HOST_NUMBERS = *new Names{
-    "aten::fill_", "aten::masked_fill", "aten::masked_fill_", "aten::index_fill",
-    "aten::index_fill_", "aten::_index_put_impl_"};
+    "aten::fill_", "aten::masked_fill_", "aten::index_fill_", "aten::_index_put_impl_"};
 
 // The host has to know a result, or its size, before it goes on.
 inline const Names& READS = *new Names{

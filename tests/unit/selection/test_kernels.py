@@ -214,12 +214,33 @@ def test_forms_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.anchoring(torch.device("xpu")) is anchor.relevance_anchors
 
 
-def test_without_numba_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "triton", "capability", "runs"),
+    [
+        ("cpu", True, (9, 0), False),
+        ("cuda", True, (8, 0), True),
+        ("cuda", True, (12, 0), True),
+        ("cuda", True, (7, 5), False),
+        ("cuda", False, (8, 0), False),
+    ],
+)
+def test_where_triton_runs(
+    device: str,
+    triton: bool,
+    capability: tuple[int, int],
+    runs: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert kernels.runs_triton.__wrapped__(torch.device(device)) is runs
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "find_spec", lambda name: None)
         kernels.host_expansion.cache_clear()
         assert kernels.host_expansion() is expand.expand
-        assert not kernels.runs_triton.__wrapped__(torch.device("cuda"))
     kernels.host_expansion.cache_clear()
 
 

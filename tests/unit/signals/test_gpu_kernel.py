@@ -117,28 +117,6 @@ def test_kernels_are_launched_once_each_where_triton_runs() -> None:
     torch.testing.assert_close(received, attention.received_attention(query, key, [5] * 20, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("device", "triton", "capability", "runs"),
-    [
-        ("cpu", True, (9, 0), False),
-        ("cuda", True, (8, 0), True),
-        ("cuda", True, (12, 0), True),
-        ("cuda", True, (7, 5), False),
-        ("cuda", False, (8, 0), False),
-    ],
-)
-def test_where_triton_runs(
-    device: str,
-    triton: bool,
-    capability: tuple[int, int],
-    runs: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention, "find_spec", lambda name: object() if triton else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert attention.runs_triton.__wrapped__(torch.device(device)) is runs
-
-
 @pytest.mark.parametrize("kernel", [gpu.row_log_sums, gpu.column_means])
 @pytest.mark.parametrize(
     ("target", "shared", "product", "dtype"),
