@@ -14,6 +14,7 @@ from typing import Any
 from anchorprune_vllm import __version__
 from anchorprune_vllm.tools.arguments import PREFIX, Parser, add_budgets, positive
 from anchorprune_vllm.tools.bench.command import add_bench
+from anchorprune_vllm.tools.check.command import add_check
 from anchorprune_vllm.tools.eval_command import add_eval
 from anchorprune_vllm.tools.explain.command import add_explain
 
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
+    add_check(commands)
     add_bench(commands)
     add_eval(commands)
     add_explain(commands)

@@ -33,6 +33,7 @@ def add_bench(commands: Any) -> None:
     bench = commands.add_parser("bench", help="what pruning costs and brings in time and memory")
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     _add_parts(kinds)
+    _add_gpu_cost(kinds)
     _add_serve(kinds)
     _add_questions(kinds)
     _add_profile(kinds)
@@ -55,6 +56,23 @@ def _add_parts(kinds: Any) -> None:
         help="of each measurement (default: 15)",
     )
     command.set_defaults(run=_parts)
+
+
+def _add_gpu_cost(kinds: Any) -> None:
+    command = kinds.add_parser(
+        "gpu-cost",
+        help="compute what choosing costs on an A100, H100 and L4; needs no GPU",
+        description="Count what choosing tokens gives a GPU to do (launches, dependent steps, "
+        "bytes, operations), and compute from that how long it takes on an A100, an H100 and an "
+        "L4, beside the prefill of the pruned prompt. Nothing is measured. Takes seconds.",
+    )
+    command.set_defaults(run=_gpu_cost)
+
+
+def _gpu_cost(args: argparse.Namespace) -> None:
+    from anchorprune_vllm.tools.bench.gpu_cost import run_gpu_cost
+
+    run_gpu_cost()
 
 
 def _add_serve(kinds: Any) -> None:

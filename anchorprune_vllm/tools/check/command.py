@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune check`: its arguments, and the order of its parts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.tools.check.findings import Finding
+
+
+def add_check(commands: Any) -> None:
+    """Add the subcommand."""
+    command = commands.add_parser(
+        "check",
+        help="see whether pruning works on this machine: the first thing to run on a GPU",
+        description="See whether pruning works on this machine, CPU or GPU: versions, vLLM's "
+        "hooks, kernels against plain torch, host waits, the time that choosing takes, and "
+        "servers of tiny models with each model runner, compiled and eager. Some minutes. Exits "
+        "with 1 if something failed, and says what to do.",
+    )
+    command.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(".check"),
+        help="for the tiny models and the servers' logs (default: .check)",
+    )
+    command.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the report to a file that can be sent in"
+    )
+    command.add_argument(
+        "--no-servers", action="store_true", help="leave out the servers: a matter of seconds"
+    )
+    command.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from anchorprune_vllm.tools.check import machine, speed
+    from anchorprune_vllm.tools.check.findings import findings_table, write_json
+
+    console = Console()
+    facts = machine.machine_facts()
+    for name, fact in facts.items():
+        console.print(f"{name:>18}  {fact}", highlight=False)
+    device = machine.device_here()
+    with console.status("measuring how long choosing takes"):
+        times = speed.measure(device)
+    console.print(speed.speed_table(times))
+    findings: list[Finding] = [*speed.check_speed(times)]
+    with console.status("checking") as status:
+        for finding in _findings(args, device):
+            findings.append(finding)
+            status.update(f"checking (last: {finding.name}: {finding.status})")
+    console.print(findings_table(findings))
+    if args.json:
+        write_json(args.json, facts, findings, times=times)
+        console.print(f"Written: {args.json}")
+    failed = [finding for finding in findings if finding.status == "FAILED"]
+    for finding in failed:
+        console.print(f"[bold red]{finding.name}[/bold red]: {finding.found}. {finding.advice}")
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(findings)} checks failed")
+    console.print("All is well: serve your model with --anchorprune-budget.")
+
+
+def _findings(args: argparse.Namespace, device: Any) -> Iterator[Finding]:
+    from anchorprune_vllm.tools.check import kernels, machine, servers
+
+    yield from machine.check_vllm()
+    yield from kernels.check_choices(device)
+    yield from kernels.check_received_attention(device)
+    yield from kernels.check_waits(device)
+    if not args.no_servers:
+        yield from servers.check_servers(device, args.directory)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of tiny models, as a user would start them; answers against those of an eager one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from openai import OpenAI
+
+from anchorprune_vllm.tools.asking import connect
+from anchorprune_vllm.tools.check.findings import Finding
+from anchorprune_vllm.tools.demo_model import TRAINED, find_text_encoder, make_demo_model
+from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
+from anchorprune_vllm.tools.server import VllmServer
+
+ARCHITECTURES = (TRAINED, "qwen2.5-vl")
+_QUESTIONS = 4
+_TOLERANCE = 0.02
+"""Of a log-probability: other kernels round in another way."""
+
+
+class Variant(NamedTuple):
+    """A way to run the engine."""
+
+    runner: int
+    is_eager: bool
+
+    def __str__(self) -> str:
+        kind = "eager" if self.is_eager else "compiled"
+        return f"runner V{self.runner}, {kind}"
+
+
+VARIANTS = [Variant(runner, eager) for runner in (1, 2) for eager in (True, False)]
+"""The first is the one that the others are held to."""
+
+
+class Token(NamedTuple):
+    """A token of an answer."""
+
+    text: str
+    logprob: float
+
+
+def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
+    """Serve each tiny model in each way that this machine has."""
+    for arch in ARCHITECTURES:
+        model = directory / arch
+        make_demo_model(model, arch=arch)
+        expected = None
+        for variant in VARIANTS:
+            name = f"{arch}: {variant}"
+            reason = why_not(variant, device)
+            if reason:
+                yield Finding(name, "skipped", reason)
+                continue
+            log = (
+                directory
+                / f"{arch}-v{variant.runner}-{'eager' if variant.is_eager else 'compiled'}.log"
+            )
+            try:
+                answers = _answers(model, arch, variant, log)
+            except RuntimeError as error:
+                yield Finding(name, "FAILED", str(error).splitlines()[0], f"The log is {log}.")
+                continue
+            if expected is None:
+                expected = answers
+                yield Finding(name, "ok", f"{len(answers)} answers; what the others are held to")
+            else:
+                yield _compared(name, answers, expected)
+
+
+def why_not(variant: Variant, device: torch.device) -> str:
+    """Return why this machine cannot run the engine so; "" if it can."""
+    if device.type == "cpu" and variant.runner == 2:
+        return "vLLM's second model runner needs a GPU"
+    if not variant.is_eager and shutil.which("c++") is None and shutil.which("g++") is None:
+        return "compiling needs a C++ compiler (package g++)"
+    return ""
+
+
+def _answers(model: Path, arch: str, variant: Variant, log: Path) -> list[list[Token]]:
+    encoder = find_text_encoder(model)
+    flags = [
+        *("--anchorprune-budget", "16", "--served-model-name", "tiny", "--dtype", "float32"),
+        *(["--anchorprune-text-encoder", str(encoder)] if encoder else []),
+        *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M"),
+        *(["--enforce-eager"] if variant.is_eager else []),
+    ]
+    env = {"VLLM_USE_V2_MODEL_RUNNER": str(variant.runner - 1)}
+    with VllmServer(model, flags, log, env=env) as server:
+        client = connect(server.url)
+        question = questions_for(arch)
+        return [_answer(client, question(number)) for number in range(_QUESTIONS)]
+
+
+def _answer(client: OpenAI, asked: DemoQuestion) -> list[Token]:
+    content = [asked.media.as_message_part(), {"type": "text", "text": asked.text}]
+    found = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": content}],
+        max_tokens=6,
+        temperature=0,
+        logprobs=True,
+    )
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    return [Token(each.token, each.logprob) for each in logprobs.content or ()]
+
+
+def _compared(
+    name: str, answers: Sequence[list[Token]], expected: Sequence[list[Token]]
+) -> Finding:
+    differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
+    if not differ:
+        return Finding(name, "ok", f"{len(answers)} answers as the eager ones")
+    return Finding(
+        name,
+        "FAILED",
+        f"{differ} of {len(answers)} answers are not the eager ones",
+        "Serve with --enforce-eager or the other runner (VLLM_USE_V2_MODEL_RUNNER=0 or 1), and "
+        "please send the report of --json.",
+    )
+
+
+def same_answer(answer: Sequence[Token], expected: Sequence[Token]) -> bool:
+    """Return whether tokens are the same, up to a tie; what comes after a tie counts no more."""
+    for one, other in zip(answer, expected, strict=False):
+        if abs(one.logprob - other.logprob) > _TOLERANCE:
+            return False
+        if one.text != other.text:
+            return True
+    return len(answer) == len(expected)
