@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`anchorprune check`: what it finds on this machine, and that it notices what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from anchorprune_vllm.compat import hooks
+from anchorprune_vllm.compat.hooks import Hook
+from anchorprune_vllm.selection import expand
+from anchorprune_vllm.selection.expand import Score
+from anchorprune_vllm.tools import cli
+from anchorprune_vllm.tools.check import command, kernels, machine, servers, speed
+from anchorprune_vllm.tools.check.findings import Finding
+from anchorprune_vllm.tools.check.servers import Token, Variant
+
+CPU = torch.device("cpu")
+SIZES = ((1, 8), (40, 16), (130, 24))
+
+
+def by_name(findings: list[Finding]) -> dict[str, str]:
+    return {finding.name: finding.status for finding in findings}
+
+
+def test_choices_are_right_here() -> None:
+    found = by_name(list(kernels.check_choices(CPU, SIZES)))
+    assert found == {"anchors": "skipped", "expansion": "ok"}
+
+
+def test_a_wrong_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_weight(
+        features: object, score: Score, anchor: torch.Tensor, budget: int
+    ) -> torch.Tensor:
+        weight = score.weight.masked_fill(anchor, torch.inf)
+        return weight.argsort(descending=True)[:budget]
+
+    monkeypatch.setattr(kernels, "expand_item", by_weight)
+    (finding,) = [f for f in kernels.check_choices(CPU, SIZES) if f.name == "expansion"]
+    assert finding.status == "FAILED"
+    assert "below the best one" in finding.found
+    assert "leave out --anchorprune-budget" in finding.advice
+
+
+def test_regret() -> None:
+    features, weight = torch.eye(4), torch.tensor([1.0, 0.5, 0.75, 0.25])
+    anchor = torch.tensor([False, False, False, True])
+    best = expand.expand(features, Score(weight.double()), anchor, 3)
+    assert best.tolist() == [3, 0, 2]
+    assert kernels.regret(features, weight, anchor, best) == 0
+    # The distance of all is 1: instead of 0.75, one with 0.5 was taken.
+    assert kernels.regret(features, weight, anchor, torch.tensor([3, 0, 1])) == pytest.approx(0.25)
+    assert kernels.regret(features, weight, anchor, torch.tensor([0, 3, 2])) == float("inf")
+
+
+def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_name(list(machine.check_vllm())) == {"vLLM's hooks": "ok"}
+    gone = Hook("pruner.py", "gone", "for this test", "vllm.config:NothingOfThisName")
+    monkeypatch.setattr(hooks, "HOOKS", [*hooks.HOOKS, gone])
+    (finding,) = machine.check_vllm()
+    assert finding.status == "FAILED"
+    assert "vllm.config:NothingOfThisName" in finding.found
+
+
+@pytest.mark.parametrize(("measured", "status"), [(1.0, "ok"), (2.9, "ok"), (3.1, "FAILED")])
+def test_slow_choosing_is_found(measured: float, status: str) -> None:
+    row = {"choice": "an image", "measured ms": measured, "computed ms": 1.0}
+    (finding,) = speed.check_speed([row])
+    assert finding.status == status
+
+
+A, B = Token("a", -0.5), Token("b", -1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_same"),
+    [
+        ([A, B], True),
+        ([A, Token("b", -1.01)], True),
+        ([A, Token("b", -1.1)], False),
+        ([A, Token("c", -1.01)], True),  # a tie
+        ([A, Token("c", -2.0)], False),
+        ([A], False),
+    ],
+)
+def test_answers_are_compared_up_to_ties(answer: list[Token], is_same: bool) -> None:
+    assert servers.same_answer(answer, [A, B]) is is_same
+
+
+def test_servers_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, compiled = Variant(1, is_eager=True), Variant(1, is_eager=False)
+    monkeypatch.setattr(servers.shutil, "which", lambda name: None)
+    assert "C++" in servers.why_not(compiled, CPU)
+    assert servers.why_not(eager, CPU) == ""
+    assert "GPU" in servers.why_not(Variant(2, is_eager=True), CPU)
+    assert servers.why_not(Variant(2, is_eager=True), torch.device("cuda")) == ""
+
+
+def test_servers_are_held_to_the_eager_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = {"eager": [[A, B]], "compiled": [[A, Token("c", -3.0)]]}
+    monkeypatch.setattr(servers, "make_demo_model", lambda *args, **kwargs: None)
+    monkeypatch.setattr(
+        servers, "_answers", lambda model, arch, variant, log: answers[str(variant).split()[-1]]
+    )
+    monkeypatch.setattr(servers, "why_not", lambda variant, device: "")
+    found = by_name(list(servers.check_servers(CPU, tmp_path)))
+    assert found["trained: runner V1, eager"] == found["trained: runner V2, eager"] == "ok"
+    assert (
+        found["trained: runner V1, compiled"]
+        == found["qwen2.5-vl: runner V2, compiled"]
+        == "FAILED"
+    )
+
+
+def test_a_server_that_does_not_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def dies(*args: object) -> None:
+        raise RuntimeError("vllm serve ended with code 1; the end of it:\nTraceback")
+
+    monkeypatch.setattr(servers, "make_demo_model", lambda *args, **kwargs: None)
+    monkeypatch.setattr(servers, "_answers", dies)
+    finding = next(iter(servers.check_servers(CPU, tmp_path)))
+    assert finding.status == "FAILED"
+    assert finding.found == "vllm serve ended with code 1; the end of it:"
+    assert str(tmp_path) in finding.advice
+
+
+@pytest.mark.parametrize("status", ["ok", "FAILED"])
+def test_command(
+    status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = Finding("kernels", status, "seen", "Do this." if status == "FAILED" else "")
+    times = [{"choice": "an image", "measured ms": 1.0}]
+    monkeypatch.setattr(speed, "measure", lambda device: times)
+    monkeypatch.setattr(command, "_findings", lambda args, device: [finding])
+    report = tmp_path / "report.json"
+    assert cli.main(["check", "--json", str(report)]) == (status == "FAILED")
+    out, err = capsys.readouterr()
+    written = json.loads(report.read_text())
+    assert written["times"] == times
+    assert written["findings"][-1]["status"] == status
+    assert written["machine"]["vllm"]
+    if status == "FAILED":
+        assert "Do this." in out
+        assert "1 of 2 checks failed" in err
+    else:
+        assert "All is well" in out
