@@ -126,6 +126,13 @@ def _count_unpruned_work(engine_args: Any) -> None:
             "or video; a step may run the vision tower on many more than without pruning",
             given,
         )
+    if engine_args.mm_processor_cache_type == "shm":
+        # Its scheduler gets addresses instead of items, and so cannot read their plans.
+        logger.warning(
+            "AnchorPrune: with --mm-processor-cache-type shm the scheduler counts the tokens that "
+            "are left of an image or video; the vision tower works through a step in parts, but "
+            "requests that decode wait for it: the cache type lru has it counted"
+        )
 
 
 def _check_deployment(engine_args: Any) -> None:

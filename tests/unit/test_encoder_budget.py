@@ -242,3 +242,15 @@ def test_a_manager_of_the_users_own_stays(model: Path, monkeypatch: pytest.Monke
     assert given.ec_manager_config.encoder_cache_manager_cls == own
     assert len(lines) == 1
     assert own in lines[0]
+
+
+def test_shared_memory_hides_the_sizes_of_items(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda line, *args: lines.append(line % args))
+    for budget, cache in ((4, "lru"), (None, "shm"), (4, "shm")):
+        assert not lines
+        arguments(model, budget, mm_processor_cache_type=cache).create_model_config()
+    assert len(lines) == 1
+    assert "cache type lru" in lines[0]
