@@ -31,9 +31,12 @@ class SizeLimits:
     @classmethod
     def of(cls, info: Any, config: PruneConfig) -> SizeLimits:
         """Return the limits of a model, of which `info` is vLLM's processing info."""
-        counts = dict.fromkeys(info.supported_mm_limits, 1)
+        # Nothing is set aside for a modality that `--limit-mm-per-prompt` shuts out.
+        counts = {name: 1 for name, limit in info.allowed_mm_limits.items() if limit > 0}
         largest = info.get_mm_max_tokens_per_item(info.ctx.model_config.max_model_len, counts)
-        return cls(max(largest.values()), config.method, method_of(config).most_tokens)
+        return cls(
+            max(largest[name] for name in counts), config.method, method_of(config).most_tokens
+        )
 
     def check(self, modality: str, plan: ItemPlan) -> None:
         """Raise ValueError for an item that is too large; one that keeps all is vLLM's to judge."""
@@ -45,15 +48,18 @@ class SizeLimits:
                 f"anchorprune: this {modality} has {tokens} visual tokens, and the method "
                 f"{self.method} takes at most {self.of_method}; send a smaller one"
             )
+        frame, remedy = "frame", "send fewer frames, or smaller ones"
+        if modality == "image":
+            frame, remedy = "tile", "send it smaller"
         if tokens > (most := _TIMES_THE_LARGEST * self.largest):
             raise ValueError(
                 f"anchorprune: this {modality} has {tokens} visual tokens before pruning; at most "
                 f"{most} are allowed, four times the largest item that memory was set aside for: "
-                "send fewer frames, or smaller ones"
+                f"{remedy}"
             )
         if largest_unit > self.largest:
             raise ValueError(
-                f"anchorprune: this {modality} has {largest_unit} visual tokens in one frame before"
-                f" pruning; at most {self.largest} are allowed, the largest item that memory was "
-                "set aside for: send it smaller"
+                f"anchorprune: this {modality} has {largest_unit} visual tokens in one {frame} "
+                f"before pruning; at most {self.largest} are allowed, the largest item that memory "
+                "was set aside for: send it smaller"
             )

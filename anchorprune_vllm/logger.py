@@ -10,7 +10,7 @@ from anchorprune_vllm.methods import method_of
 logger = init_logger("vllm.anchorprune")
 
 
-def active_line(config: PruneConfig, text_encoder: str) -> str:
+def active_line(config: PruneConfig, text_encoder: str | None) -> str:
     """Say what is active. Processor and model log it, each in its own process, with one truth."""
     video = "" if config.video_budget is None else f", {config.video_budget} per video"
     is_used = "features" in method_of(config).needs  # else nothing is compared with words

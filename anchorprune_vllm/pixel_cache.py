@@ -31,7 +31,8 @@ class PixelCache:
         if output is None:
             output = process()
             with self._lock:
-                if _bytes(output) <= self._outputs.maxsize:
+                # A GPU's memory is the worker's, which knows nothing of this cache.
+                if _bytes(output) <= self._outputs.maxsize and _is_on_host(output):
                     self._outputs[key] = output
         return output
 
@@ -56,6 +57,10 @@ def _join(parts: Sequence[Any]) -> Any:
 
 def _bytes(output: BatchFeature) -> int:
     return sum(tensor.nbytes for value in output.values() for tensor in _tensors(value))
+
+
+def _is_on_host(output: BatchFeature) -> bool:
+    return all(tensor.is_cpu for value in output.values() for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

@@ -18,14 +18,13 @@ from anchorprune_vllm.models import ARCHITECTURES, model_class, register_models
 def register_plugin() -> None:
     """Put our models over vLLM's, and our flags beside its own; safe to call again.
 
-    Whatever vLLM this meets, it raises nothing: without a budget, a server must start.
+    Without a budget a server must start: what this vLLM lacks is warned of, and is an error only
+    once there is a budget (`check_vllm`).
     """
     for step in (register_models, _register_llava_video, apply_patches):
         try:
             step()
         except (HookGone, ImportError, AttributeError, TypeError) as error:
-            from anchorprune_vllm.logger import logger
-
             logger.warning_once("anchorprune: not all of the plugin is in place (%s)", str(error))
 
 
@@ -71,36 +70,45 @@ def check_model(engine_args: Any, model_config: Any) -> None:
             f"anchorprune: {model_config.architecture} cannot be pruned; supported: "
             f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve it unpruned"
         )
-    if engine_args.enable_lora and engine_args.enable_tower_connector_lora:
-        raise ValueError(
-            "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
-            "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
-        )
-    if model_config.multimodal_config.is_multimodal_pruning_enabled():
-        raise ValueError(
-            "anchorprune: vLLM's own --video-pruning-rate and --anchorprune-budget both choose "
-            "visual tokens; give one of them"
-        )
-    if engine_args.compilation_config.compile_mm_encoder:
-        raise ValueError(
-            "anchorprune: a compiled vision encoder cannot be looked into; leave out "
-            "compile_mm_encoder in --compilation-config"
-        )
-    _check_deployment(engine_args)
     served_by = model_class(model_config.architecture)
-    served_by.prepare(model_config)
     native = config.has_native_positions(served_by.default_positions)
     check_vllm(served_by, native=native)
     warn_of_untested_version()
+    _check_other_features(engine_args, model_config)
+    _check_deployment(engine_args)
+    if native:
+        _check_native_positions(engine_args)
+    served_by.prepare(model_config)
     check_method(config)
     served_by.check(model_config, config)
     if native:
-        _check_native_positions(engine_args)
         served_by.use_native_positions(model_config.hf_config)
     _count_unpruned_work(engine_args)
     leave_out_of_hash(model_config)
     if not engine_args.disable_log_stats:
         start_metrics(model_config, served_by.modalities)
+
+
+# What is read only to be refused is read with a default: a vLLM that no longer has it is served.
+
+
+def _check_other_features(engine_args: Any, model_config: Any) -> None:
+    """Refuse features of vLLM that pruning cannot be combined with."""
+    if engine_args.enable_lora and getattr(engine_args, "enable_tower_connector_lora", False):
+        raise ValueError(
+            "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
+            "pruning; leave out --enable-tower-connector-lora (adapters on the language model work)"
+        )
+    if getattr(model_config.multimodal_config, "video_pruning_rate", None):
+        raise ValueError(
+            "anchorprune: vLLM's own --video-pruning-rate and --anchorprune-budget both choose "
+            "visual tokens; give one of them"
+        )
+    if getattr(engine_args.compilation_config, "compile_mm_encoder", False):
+        raise ValueError(
+            "anchorprune: a compiled vision encoder cannot be looked into; leave out "
+            "compile_mm_encoder in --compilation-config"
+        )
 
 
 def _count_unpruned_work(engine_args: Any) -> None:
@@ -118,31 +126,40 @@ def _count_unpruned_work(engine_args: Any) -> None:
             "or video; a step may run the vision tower on many more than without pruning",
             given,
         )
+    if engine_args.mm_processor_cache_type == "shm":
+        # Its scheduler gets addresses instead of items, and so cannot read their plans.
+        logger.warning(
+            "AnchorPrune: with --mm-processor-cache-type shm the scheduler counts the tokens that "
+            "are left of an image or video; the vision tower works through a step in parts, but "
+            "requests that decode wait for it: the cache type lru has it counted"
+        )
 
 
 def _check_deployment(engine_args: Any) -> None:
     """Refuse instances that do only a part of the work, or share it in an untried way."""
     from vllm import envs
-    from vllm.config import ECTransferConfig
 
-    transfer = engine_args.ec_transfer_config
+    transfer = getattr(engine_args, "ec_transfer_config", None)
     if isinstance(transfer, dict):  # given so offline
+        from vllm.config import ECTransferConfig
+
         transfer = ECTransferConfig(**transfer)
-    is_producer = transfer is not None and transfer.is_encode_only
-    if engine_args.mm_encoder_only or is_producer:
-        flag = "--mm-encoder-only" if engine_args.mm_encoder_only else "--ec-transfer-config"
+    is_encoder_only = getattr(engine_args, "mm_encoder_only", False)
+    if is_encoder_only or getattr(transfer, "is_encode_only", False):
+        flag = "--mm-encoder-only" if is_encoder_only else "--ec-transfer-config"
         raise ValueError(
-            "anchorprune: an instance that only encodes media has no language model to match the "
-            f"question with; leave out {flag}, so that one instance does both, or leave out "
-            "--anchorprune-budget on this instance and on those that it encodes for"
+            "anchorprune: pruning has not been tried with an instance that only encodes media (for "
+            "Qwen2.5-VL it lacks the word embeddings that questions are matched with); leave out "
+            f"{flag}, so that one instance does both, or leave out --anchorprune-budget on this "
+            "instance and on those that it encodes for"
         )
-    if envs.VLLM_USE_RUST_FRONTEND:
+    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
         raise ValueError(
             "anchorprune: vLLM's Rust front end makes prompts by itself, with all visual tokens; "
             "unset VLLM_USE_RUST_FRONTEND to serve with the Python one"
         )
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-        size = getattr(engine_args, name)
+        size = getattr(engine_args, name, 1)
         if size > 1:
             raise ValueError(
                 "anchorprune: pruning has not been tried with context parallelism; give "
@@ -169,5 +186,5 @@ def _check_native_positions(engine_args: Any) -> None:
             f"{prefix} pipeline parallelism; give --pipeline-parallel-size 1 instead of "
             f"{engine_args.pipeline_parallel_size}"
         )
-    if engine_args.enable_prompt_embeds:
+    if getattr(engine_args, "enable_prompt_embeds", False):
         raise ValueError(f"{prefix} embeddings as prompts; leave out --enable-prompt-embeds")

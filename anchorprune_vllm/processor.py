@@ -99,11 +99,11 @@ class PruningProcessor(BaseMultiModalProcessor):
         """Modality -> id of the token that stands for one item in the prompt."""
 
     @abstractmethod
-    def _text_encoder(self) -> str:
-        """What query words are encoded with."""
+    def _text_encoder(self) -> str | None:
+        """What query words are encoded with; None: they are not."""
 
     @abstractmethod
-    def _make_query_tokenizer(self, text_encoder: str) -> QueryTokenizer:
+    def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
         """How query words are written for that encoder."""
 
     @abstractmethod

@@ -66,13 +66,13 @@ class QueryReader:
 
         - `turn`: the user's words in the turn of the placeholder. If there are none, the first
           that exists of: the user's next words before the assistant answers, the user's last words
-          before the placeholder, the user's next words after the answer.
-        - `last`: the last user turn that has words.
-        - `all`: all user turns, one per line.
+          before the placeholder, the system prompt, the user's next words after the answer.
+        - `last`: the last user turn that has words; if none has, the system prompt.
+        - `all`: all user turns, one per line; if none has words, the system prompt.
         - `none`: nothing.
 
-        If no user turn has words, these three return the system prompt, unless it is the template's
-        own. Words on both sides of a placeholder are joined by a space.
+        A system prompt that the template wrote by itself counts as none. Words on both sides of a
+        placeholder are joined by a space.
         """
         if scope not in SCOPES:
             raise ValueError(f"query scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
@@ -90,7 +90,8 @@ class QueryReader:
         pieces = (list(prompt_ids[i:j]) for i, j in zip(starts, ends, strict=True))
         turns, holders = self._markers.split(map(self._decode, pieces))
         words = [turn.words() if turn.role == "user" else "" for turn in turns]
-        asked = list(filter(None, words)) or [self._markers.system_prompt(turns)]
+        system = self._markers.system_prompt(turns)
+        asked = list(filter(None, words)) or [system]
         if scope == "all":
             return ["\n".join(asked)] * len(places)
         if scope == "last":
@@ -102,7 +103,7 @@ class QueryReader:
             after[i] = words[i] or after[i + 1]
             if turns[i + 1].role != "assistant":
                 unanswered[i] = words[i] or unanswered[i + 1]
-        return [unanswered[i] or before[i] or after[i] or asked[0] for i in holders[:-1]]
+        return [unanswered[i] or before[i] or system or after[i] for i in holders[:-1]]
 
 
 @dataclass(slots=True)

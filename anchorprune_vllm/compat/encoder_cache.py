@@ -13,17 +13,21 @@ def wrap_initialize_from_config(original: Any) -> Any:
     @functools.wraps(original)
     def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        tie_caches(self.worker.model_runner)
+        tie_caches(getattr(self.worker, "model_runner", None))
 
     return initialize_from_config
 
 
 def tie_caches(runner: Any) -> None:
-    """Both runners empty their cache in one method, called for new weights, pauses and sleep."""
-    reset_model = getattr(runner.get_model(), "reset_encoder_cache", None)
-    if reset_model is None:
+    """Both runners empty their cache in one method, called for new weights, pauses and sleep.
+
+    Called in every worker, whatever it serves: one that has no such runner is left alone.
+    """
+    model = getattr(runner, "get_model", lambda: None)()
+    reset_model = getattr(model, "reset_encoder_cache", None)
+    reset_runner = getattr(runner, "reset_encoder_cache", None)
+    if reset_model is None or reset_runner is None:
         return
-    reset_runner = runner.reset_encoder_cache
 
     def reset_encoder_cache() -> None:
         reset_runner()

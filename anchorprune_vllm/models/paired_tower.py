@@ -7,12 +7,14 @@ from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from anchorprune_vllm.config import PruneConfig, Similarity
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.logger import active_line, logger
+from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.models.pruned import keys_of_all_heads, mean_over_heads
 from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
@@ -75,12 +77,26 @@ class PairedPruningProcessor(PruningProcessor):
 
     pair_family: PairFamily
 
-    def _text_encoder(self) -> str:
+    def _text_encoder(self) -> str | None:
         vision_config = self.info.get_hf_config().vision_config
-        return self.pair_family.find(vision_config, self.prune_config.text_encoder)
+        return text_encoder_of(self.pair_family, vision_config, self.prune_config)
 
-    def _make_query_tokenizer(self, text_encoder: str) -> QueryTokenizer:
+    def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
+        if text_encoder is None:
+            return lambda query: torch.empty(0, 0, dtype=torch.int64)
         return self.pair_family.query_tokenizer(text_encoder)
+
+
+def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig) -> str | None:
+    """Return the checkpoint of the text tower; None for methods that compare nothing with words.
+
+    Raises ValueError if the vision tower is of another family, or a text tower that is needed
+    cannot be found.
+    """
+    family.check_tower(vision_config)
+    if "features" not in method_of(config).needs:
+        return None
+    return family.find(vision_config, config.text_encoder)
 
 
 def _as_buffers(pair: TextPair) -> nn.Module:
@@ -116,14 +132,16 @@ class PairedPrunedModel(LinearPositionsModel):
                 "it out"
             )
         vision_config = model_config.hf_config.vision_config
-        cls.pair_family.check_files(cls.pair_family.find(vision_config, config.text_encoder))
+        text_encoder = text_encoder_of(cls.pair_family, vision_config, config)
+        if text_encoder is not None:
+            cls.pair_family.check_files(text_encoder)
 
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
         model_config = vllm_config.model_config
         vision_config = model_config.hf_config.vision_config
-        text_encoder = self.pair_family.find(vision_config, config.text_encoder)
+        text_encoder = text_encoder_of(self.pair_family, vision_config, config)
         logger.info_once(active_line(config, text_encoder))
-        if "features" not in self.needs:
+        if text_encoder is None:
             return PlainSignals(self._context_of)
         device = vllm_config.device_config.device
         pair = self.pair_family.load(text_encoder, model_config.dtype, device)

@@ -63,7 +63,7 @@ class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
     def _text_encoder(self) -> str:
         return _TEXT_ENCODER
 
-    def _make_query_tokenizer(self, text_encoder: str) -> QueryTokenizer:
+    def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
         tokenizer = self.info.get_tokenizer()
 
         def tokenize(query: str) -> Tensor:

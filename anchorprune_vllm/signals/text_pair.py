@@ -44,18 +44,21 @@ class PairFamily:
     load: Callable[[str, torch.dtype, torch.device], TextPair]
     """Checkpoint to the half that the model lacks."""
 
-    def find(self, vision_config: Any, given: str | None) -> str:
-        """The checkpoint paired with a vision tower: the one given, or the published one.
-
-        Raises ValueError when the tower is of another kind, no checkpoint is known, it cannot be
-        read, or its tower is another one.
-        """
+    def check_tower(self, vision_config: Any) -> None:
+        """Raise ValueError if a vision tower is of another kind."""
         if vision_config.model_type != f"{self.model_type}_vision_model":
             raise ValueError(
                 f"anchorprune: this model's vision tower is a {vision_config.model_type!r}; "
                 f"pruning of such models needs a {self.name} tower "
                 f"('{self.model_type}_vision_model')"
             )
+
+    def find(self, vision_config: Any, given: str | None) -> str:
+        """Return the checkpoint paired with a vision tower: the one given, or the published one.
+
+        Raises ValueError when no checkpoint is known, it cannot be read, or its tower is another
+        one.
+        """
         sizes = self._sizes_of(vision_config)
         text_encoder = given or self.known.get(tuple(sizes.values()))
         if text_encoder is None:

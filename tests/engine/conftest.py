@@ -27,6 +27,8 @@ from tests.support.seen_positions import watch_positions
 # Functions are sent to the workers, to look into them.
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
 
+_FOLDER = Path(__file__).parent
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.engine)
@@ -34,10 +36,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # after pytest's own order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if is_left_out(_parameters(item))]
+    # Given here are the tests of all folders.
+    ours = [item for item in items if item.path.is_relative_to(_FOLDER)]
+    left_out = [item for item in ours if is_left_out(_parameters(item))]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
-    items.sort(key=_model_and_runner)  # else engines would be started again and again
+    others = [item for item in items if item not in ours]
+    ours = [item for item in ours if item not in left_out]
+    # Sorted, else engines would be started again and again.
+    items[:] = [*others, *sorted(ours, key=_model_and_runner)]
 
 
 def _model_and_runner(item: pytest.Item) -> tuple[str, str]:

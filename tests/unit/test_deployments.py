@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import envs
 from vllm.config import ECTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import anchorprune_vllm
+from anchorprune_vllm.compat.hooks import Hook, HookGone
+from anchorprune_vllm.plugin import check_model
 
 PRODUCER = {"ec_connector": "ECExampleConnector", "ec_role": "ec_producer"}
 CONSUMER = {**PRODUCER, "ec_role": "ec_consumer"}
@@ -56,3 +59,39 @@ def test_the_rust_front_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     start(model, None)
     with pytest.raises(ValueError, match=r"Rust front end .*unset VLLM_USE_RUST_FRONTEND"):
         start(model, 16)
+
+
+class Without:
+    """Settings of vLLM without some of them, as a newer vLLM may have them."""
+
+    def __init__(self, settings: object, *gone: str) -> None:
+        self.__dict__ = {k: v for k, v in vars(settings).items() if k not in gone}
+
+
+def test_a_vllm_without_what_is_only_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs(
+        model=str(model), hf_overrides={"anchorprune": {"budget": 16}}, disable_log_stats=True
+    )
+    model_config = args.create_model_config()
+    monkeypatch.delitem(envs.environment_variables, "VLLM_USE_RUST_FRONTEND")
+    newer: Any = Without(
+        args,
+        *("mm_encoder_only", "enable_tower_connector_lora", "ec_transfer_config"),
+        *("prefill_context_parallel_size", "decode_context_parallel_size", "enable_prompt_embeds"),
+    )
+    newer.enable_lora = True
+    newer.compilation_config = Without(args.compilation_config, "compile_mm_encoder")
+    monkeypatch.setattr(
+        model_config,
+        "multimodal_config",
+        Without(model_config.multimodal_config, "video_pruning_rate"),
+    )
+    check_model(newer, model_config)
+
+
+def test_a_missing_hook_is_named_before_anything_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hook, "is_there", lambda hook: False)
+    with pytest.raises(HookGone):
+        start(model, 16, mm_encoder_only=True)

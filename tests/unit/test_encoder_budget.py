@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -30,18 +31,24 @@ BUDGET = 1000
 """Of a step, in tokens of prompts and of the vision tower alike."""
 
 
+_new_media = count(1000)
+
+
 class Item(NamedTuple):
     """An image of so many tokens, of which so many are kept; unplanned: without a plan of ours."""
 
     unpruned: int
     kept: int
     is_planned: bool = True
+    media: int | None = None
+    """Items of one number are the same image; None: of each item another."""
 
     def fields(self) -> dict[str, Any]:
         if not self.is_planned:
             return {}
         tokens = MediaTokens(self.unpruned, (self.unpruned,), (1,))
-        plan = ItemPlan(self.kept, tokens, (1, 2), torch.empty(0, 0))
+        key = next(_new_media) if self.media is None else self.media
+        plan = ItemPlan(self.kept, tokens, (1, key), torch.empty(0, 0))
         written = to_fields("image", [plan]).items()
         return {name: SimpleNamespace(data=value[0]) for name, value in written}
 
@@ -199,6 +206,26 @@ def test_an_item_that_is_there_costs_nothing(scheduler: Scheduler) -> None:
     assert encoded == []
 
 
+def test_questions_about_one_image_run_the_tower_once(scheduler: Scheduler) -> None:
+    """Another question, or another budget: the first counts whole, others an eighth of 300."""
+    for number in range(10):
+        add(scheduler, str(number), Item(300, 4 + number, media=1))
+    add(scheduler, "other", Item(300, 4, media=2))
+    assert images(run(scheduler)) == [11]  # 300 + 9 * 37 + 300
+
+
+def test_further_questions_still_count_for_their_pixels(scheduler: Scheduler) -> None:
+    for number in range(30):
+        add(scheduler, str(number), Item(300, 4, media=1))
+    assert images(run(scheduler)) == [19, 11]  # 300 + 18 * 37
+
+
+def test_the_tower_runs_each_time_for_what_keeps_all(scheduler: Scheduler) -> None:
+    for number in range(5):
+        add(scheduler, str(number), Item(300, 300, media=1))
+    assert max(images(run(scheduler))) == 3
+
+
 def test_only_with_a_budget(model: Path) -> None:
     for budget, expected in ((4, CLASS_PATH), (None, None)):
         given = arguments(model, budget)
@@ -215,3 +242,15 @@ def test_a_manager_of_the_users_own_stays(model: Path, monkeypatch: pytest.Monke
     assert given.ec_manager_config.encoder_cache_manager_cls == own
     assert len(lines) == 1
     assert own in lines[0]
+
+
+def test_shared_memory_hides_the_sizes_of_items(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda line, *args: lines.append(line % args))
+    for budget, cache in ((4, "lru"), (None, "shm"), (4, "shm")):
+        assert not lines
+        arguments(model, budget, mm_processor_cache_type=cache).create_model_config()
+    assert len(lines) == 1
+    assert "cache type lru" in lines[0]

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 
@@ -28,8 +31,28 @@ def test_a_video_of_too_many_tokens() -> None:
 
 
 def test_an_image_or_frame_of_too_many_tokens() -> None:
-    with pytest.raises(ValueError, match=r"this image has 101 visual tokens in one frame .* 100"):
+    with pytest.raises(ValueError, match=r"this video has 101 visual tokens in one frame .* 100"):
+        LIMITS.check("video", plan(101))
+    with pytest.raises(ValueError, match=r"image has 101 visual tokens in one tile .* it smaller"):
         LIMITS.check("image", plan(101))
+
+
+def test_an_image_of_too_many_tiles_has_no_frames() -> None:
+    with pytest.raises(ValueError, match=r"image has 402 visual .* set aside for: send it smaller"):
+        LIMITS.check("image", plan(*[67] * 6))
+
+
+@pytest.mark.parametrize(("images", "videos", "largest"), [(1, 1, 500), (1, 0, 100), (0, 1, 500)])
+def test_memory_is_set_aside_for_what_a_prompt_may_hold(
+    images: int, videos: int, largest: int
+) -> None:
+    info = SimpleNamespace(
+        supported_mm_limits={"image": None, "video": None},
+        allowed_mm_limits={"image": images, "video": videos},
+        ctx=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)),
+        get_mm_max_tokens_per_item=lambda length, counts: {"image": 100, "video": 500},
+    )
+    assert SizeLimits.of(info, PruneConfig(budget=4)).largest == largest
 
 
 def test_methods_that_take_so_many() -> None:

@@ -44,6 +44,13 @@ class TestPixelCache:
         assert cache.get("small", lambda: large) is small
         assert cache.get("large", lambda: small) is small
 
+    def test_what_is_on_a_device_is_not_kept(self) -> None:
+        cache = PixelCache(10)
+        there = BatchFeature({"pixels": torch.zeros(4, dtype=torch.uint8, device="meta")})
+        here = self.output(4)
+        assert cache.get("image", lambda: there) is there
+        assert cache.get("image", lambda: here) is here
+
 
 def test_joined_outputs() -> None:
     one = BatchFeature({"same": torch.zeros(1, 2), "unlike": torch.zeros(1, 3), "list": [1]})

@@ -294,11 +294,13 @@ class Case:
     turn: list[str]
     last: str
     all: str
+    came_late: bool = False
+    """The words of `turn` came after an answer, for which a system prompt was asked with."""
 
     def expected(self, scope, system=""):
-        """`system`: the prompt that is asked with where the user has no words."""
+        """`system`: the prompt that is asked with where the user has no words in time."""
         same = {"last": self.last or system, "all": self.all or system, "none": ""}
-        queries = [words or system for words in self.turn]
+        queries = [(self.came_late and system) or words or system for words in self.turn]
         queries = queries if scope == "turn" else [same[scope]] * len(queries)
         return by_modality(self.conversation, queries)
 
@@ -345,6 +347,7 @@ CASES = {
         ["Same place?", "Same place?"],
         "Sure?",
         "Same place?\nSure?",
+        came_late=True,
     ),
     "words-came-before": Case(
         dialogue(["What is it?"], "Show me.", [IMG]), ["What is it?"], "What is it?", "What is it?"
@@ -374,7 +377,7 @@ def test_reads_the_users_words(template, tokenizer, case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("template", sorted(WITH_SYSTEM))
-def test_the_system_prompt_is_asked_with_only_if_no_user_has_words(template, tokenizer, case):
+def test_the_system_prompt_is_asked_with_where_no_user_has_words_in_time(template, tokenizer, case):
     case, template = CASES[case], TEMPLATES[template]
     system = "You help the user.\nAnswer in French!"
     conversation = [("system", system), *case.conversation]
@@ -417,7 +420,7 @@ def oracle(conversation, scope):
     queries = []
     for place, (_, *parts) in enumerate(conversation):
         answer = [*roles, "assistant"].index("assistant", place)
-        in_order = by_user[place:answer] + by_user[:place][::-1] + by_user[answer:] + [system]
+        in_order = by_user[place:answer] + by_user[:place][::-1] + [system] + by_user[answer:]
         query = {
             "turn": next((text for text in in_order if text), ""),
             "last": asked[-1],
@@ -448,11 +451,10 @@ def test_reads_what_was_put_in(data, template, tokenizer, scope, ask):
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), template=st.sampled_from(sorted(TEMPLATES)))
 def test_later_turns_leave_earlier_answers_alone(data, template):
-    """Only what had no question of a user gets one later."""
+    """Only what had no question at all gets one later."""
     conversation = data.draw(
         conversations(system=template in WITH_SYSTEM, in_a_row=template in ANY_ROLES)
     )
-    system = conversation[0][1] if conversation[0][0] == "system" else ""
     reader, tokenizer = reader_for("byte-level", TEMPLATES[template]), tokenizer_named("byte-level")
     final = reader.read(render(tokenizer, TEMPLATES[template], conversation), "turn")
     for length, (role, *_) in enumerate(conversation):
@@ -461,7 +463,7 @@ def test_later_turns_leave_earlier_answers_alone(data, template):
         ids = render(tokenizer, TEMPLATES[template], conversation[:length])
         for modality, queries in reader.read(ids, "turn").items():
             for early, late in zip(queries, final[modality], strict=False):
-                assert early in (system, late)
+                assert early in ("", late)
 
 
 # --- Roles ---------------------------------------------------------------------------------------
@@ -535,8 +537,7 @@ def test_a_question_that_stands_before_its_image(template, conversation, query):
     assert reader.read(ids, "turn")["image"] == [query]
     conversation = [*conversation, ("assistant", "It is."), ("user", "Sure?")]
     ids = render(tokenizer, TEMPLATES[template], conversation)
-    later = "Sure?" if conversation[0][0] == "system" else query
-    assert reader.read(ids, "turn")["image"] == [later]
+    assert reader.read(ids, "turn")["image"] == [query]
 
 
 @pytest.mark.parametrize("template", [QWEN, VICUNA], ids=["qwen", "vicuna"])

@@ -141,3 +141,15 @@ def test_a_method_gets_what_it_needs_and_no_more(
     assert (given.projected is None) == (name == "fastervlm")
     assert given.relevance is None
     assert given.keys is given.object_attention is None
+
+
+@pytest.mark.parametrize("arch", ["llava-1.5", "llava-onevision"])
+@pytest.mark.parametrize("method", ["fastervlm", "uniform"])
+def test_methods_that_ask_nothing_need_no_text_encoder(
+    demo_models: Any, rank: None, arch: str, method: str
+) -> None:
+    """The demo models' towers are paired with no published checkpoint."""
+    model = LocalModel(demo_models(arch), settings={"method": method, "text_encoder": None})
+    prompt = in_dialect(prompt_of("What?"), model.processor.info.get_tokenizer())
+    (rows,) = model.embed(model.process(prompt, picture(1), budget=9))
+    assert len(rows) == 9

@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
-from anchorprune_vllm.compat.encoder_cache import tie_caches
+from anchorprune_vllm.compat.encoder_cache import tie_caches, wrap_initialize_from_config
 from anchorprune_vllm.tools.local_model import LocalModel
 
 
@@ -95,3 +95,21 @@ def test_a_model_that_keeps_nothing_is_left_alone() -> None:
     tie_caches(runner)
     runner.reset_encoder_cache()
     assert runner.encoder_cache == {}
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(model_runner=None),
+        SimpleNamespace(model_runner=SimpleNamespace()),
+        SimpleNamespace(model_runner=SimpleNamespace(get_model=Model)),
+    ],
+    ids=["no runner", "none yet", "no model", "no encoder cache"],
+)
+def test_workers_of_another_kind_start(worker: Any) -> None:
+    """The patch is in every worker, with a budget or without."""
+    calls: list[str] = []
+    start = wrap_initialize_from_config(lambda self, config: calls.append(config))
+    start(SimpleNamespace(worker=worker), "config")
+    assert calls == ["config"]
