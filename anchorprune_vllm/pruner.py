@@ -81,14 +81,8 @@ class VisualPruner:
             for i, rows in zip(batch, model.embed_whole(batch), strict=True):
                 positions = model.positions(i, plans[i])
                 embedded[i] = rows if positions is None else with_positions(rows, positions)
-        # Selection sees no more media at a time than the tower does; their features are let go
-        # before the next. Questions about one media stay together, so that it is encoded once.
-        of_media: dict[MediaKey, list[int]] = {}
-        for i in pruned:
-            of_media.setdefault(plans[i].media_key, []).append(i)
-        for batch in self._tower_batches([items[0] for items in of_media.values()], plans):
-            items = [i for first in batch for i in of_media[plans[first].media_key]]
-            embedded.update(self._embed_pruned(model, items, plans))
+        if pruned:
+            embedded.update(self._embed_pruned(model, pruned, plans))
         return [embedded[i] for i in range(len(plans))]
 
     def warm_up(

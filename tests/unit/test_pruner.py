@@ -158,6 +158,17 @@ def test_an_item_larger_than_the_budget_goes_alone() -> None:
     assert images.encoded == [[1], [2]]
 
 
+def test_only_what_the_tower_sees_counts() -> None:
+    """Media that the cache knows, or that come twice, go beside any number of others."""
+    cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
+    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=2 * (TOKENS + NEWLINES))
+    pruner.embed(ToyImages([1, 2]), [plan(1), plan(2)])
+    seeds = [1, 3, 2, 3, 1, 4, 5]
+    images = ToyImages(seeds)
+    pruner.embed(images, [plan(seed) for seed in seeds])
+    assert images.encoded == [[3, 4], [5]]
+
+
 @pytest.fixture
 def batches() -> list[list[int]]:
     """Tokens of the items of each selection by the method `watched`."""
@@ -173,34 +184,18 @@ def watched(batches: list[list[int]]) -> Method:
     return replace(METHOD, select=select)
 
 
-def test_selection_sees_no_more_media_at_once_than_the_tower(
-    batches: list[list[int]], watched: Method
-) -> None:
-    """Known ones count as well: their features are there, too."""
+def test_selection_of_a_call_is_one_batch(batches: list[list[int]], watched: Method) -> None:
     cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
     pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=4 * TOKENS)
     seeds = [1, 2, 3, 4]
     images = ToyImages(seeds)
-    for _ in range(2):
-        pruner.embed(images, [plan(seed) for seed in seeds])
-        assert images.encoded == [[1, 2, 3], [4]]  # 12 tokens each, newlines included
-    assert batches == [[TOKENS] * 3, [TOKENS]] * 2
-
-
-def test_questions_about_one_media_stay_together(batches: list[list[int]], watched: Method) -> None:
-    """Without a cache, too, the tower runs once for each."""
-    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=2 * (TOKENS + NEWLINES))
-    seeds = [1, 2, 3, 1, 2, 3, 1]
-    images = ToyImages(seeds)
-    out = pruner.embed(images, [plan(seed, kept) for kept, seed in enumerate(seeds, start=1)])
-    assert images.encoded == [[1, 2], [3]]
-    assert batches == [[TOKENS] * 5, [TOKENS] * 2]
-    assert [len(rows) for rows in out] == [1, 2, 3, 4, 5, 6, 7]
+    pruner.embed(images, [plan(seed) for seed in seeds])
+    assert images.encoded == [[1, 2, 3], [4]]  # 12 tokens each, newlines included
+    assert batches == [[TOKENS] * 4]
 
 
 def test_items_of_unlike_sizes(batches: list[list[int]], watched: Method) -> None:
-    """They are batched as they fit, and each item keeps rows of its own."""
+    """One batch, and each item keeps rows of its own."""
     cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
     pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=60)
     sizes = [4, 5, 50, 4, 20, 20, 20, 61, 4]
@@ -208,7 +203,7 @@ def test_items_of_unlike_sizes(batches: list[list[int]], watched: Method) -> Non
     out = pruner.embed(
         images, [replace(plan(i), tokens=MediaTokens(n, (n,), (1,))) for i, n in enumerate(sizes)]
     )
-    assert batches == [[4, 5, 50], [4, 20, 20], [20], [61], [4]]
+    assert batches == [sizes]
     for number, rows in enumerate(out):
         own = {tuple(row) for row in (images.features(number).hidden + 100).tolist()}
         assert {tuple(row) for row in rows.tolist()} <= own
