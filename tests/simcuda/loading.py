@@ -83,8 +83,10 @@ def _add_triton_backend(backends: Any) -> None:
 
 def _interpret_on_the_device(interpreter: Any) -> None:
     from tests.simcuda.triton_launch import launch_on_the_device
+    from tests.support.triton_bfloat16 import multiply_bfloat16
 
     launch_on_the_device(interpreter)
+    multiply_bfloat16(interpreter)
 
 
 def _rotate_without_cuda(module: Any) -> None:

@@ -22,6 +22,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
+from tests.support.triton_bfloat16 import multiply_bfloat16
+
 
 def interpreted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs), in the process whose Triton kernels are interpreted."""
@@ -44,24 +46,6 @@ def _call(pickled: bytes) -> bytes:
 def _interpret_kernels() -> None:
     assert "triton" not in sys.modules, "too late: Triton is imported"
     os.environ["TRITON_INTERPRET"] = "1"
-    _multiply_bfloat16()
+    from triton.runtime import interpreter
 
-
-def _multiply_bfloat16() -> None:
-    """Mend tl.dot: Triton 3.9's interpreter multiplies the bits of bfloat16 as if integers."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    dot = InterpreterBuilder.create_dot
-
-    def as_float32(operand: TensorHandle) -> TensorHandle:
-        if operand.dtype.scalar != tl.bfloat16:
-            return operand
-        bits = operand.data.astype(np.uint32) << 16  # bfloat16 is the upper half of float32
-        return TensorHandle(bits.view(np.float32), tl.float32)
-
-    def create_dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *rest: Any) -> Any:
-        return dot(self, as_float32(a), as_float32(b), *rest)
-
-    InterpreterBuilder.create_dot = create_dot
+    multiply_bfloat16(interpreter)
