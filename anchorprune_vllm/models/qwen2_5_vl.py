@@ -217,7 +217,7 @@ class _Media:
         # Patches attend within their frame, so frames may come to the tower in any company. A long
         # video is more than the unpruned engine ever gives to it at once.
         calls = frame_groups([self._grids[i] for i in items], self._model.patches_at_once())
-        pixels = torch.cat([self._pixels[i] for i in items])
+        pixels = self._pixels_of(items)
         sizes = [sum(prod(grid) for grid in grids) for grids in calls]
         outputs: list[Tensor] = []
         with signals_behind_outputs(self._model.visual, self._model.needs):
@@ -242,8 +242,12 @@ class _Media:
         return MediaFeatures(rows[:, :size], **parts)
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
-        pixels = torch.cat([self._pixels[i] for i in items])
-        return self._embed(pixels, [self._grids[i] for i in items])
+        return self._embed(self._pixels_of(items), [self._grids[i] for i in items])
+
+    def _pixels_of(self, items: list[int]) -> Tensor:
+        """Return the pixels of several items; those of one as they are, without a copy."""
+        parts = [self._pixels[i] for i in items]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _embed(self, pixels: Tensor, grids: Sequence[Sequence[int]]) -> Sequence[Tensor]:
         return Qwen2_5_VLForConditionalGeneration.embed_multimodal(
