@@ -72,6 +72,13 @@ class Rehearsal:
         stale = allowed - {wait.where for wait in others}
         assert not stale, f"remove {stale} from WAITS_OF_OURS: our code no longer waits there"
 
+    def check_compilation(self) -> None:
+        """All kernels are there before the first request: with `--jit-monitor-mode=error` one that
+        is compiled later ends the engine.
+        """
+        assert any(kernel.startswith("choose(") for kernel in self.on_cuda.kernels)
+        assert self.on_cuda.late_kernels == []
+
     def check_metrics(self) -> None:
         """What the device counts comes with the next call; the rest is there at once."""
         late = {"selections", "anchors count", "anchors sum"}

@@ -23,6 +23,7 @@ from tests.rehearsal.host_waits import summed_up
 from tests.rehearsal.job import Engine, Job
 from tests.rehearsal.report import EngineReport, Metrics, write_reports
 from tests.rehearsal.steps import STEPS, ask
+from tests.simcuda.triton_forms import launched_forms
 from tests.simcuda.waits import Wait, recorded_waits
 from tests.support.engine import request
 from tests.support.pictures import QUESTIONS, picture
@@ -47,6 +48,7 @@ def run_engine(model: Path, engine: Engine) -> EngineReport:
     llm = start(model, engine)
     (facts,) = llm.collective_rpc(describe_worker)
     report = EngineReport(platform=current_platform.device_type, **facts)
+    report.kernels = sorted(launched_forms)
     with waits_on_a_device() as waits:
         for step in engine.steps:
             report.answers[step] = STEPS[step](llm, model)
@@ -55,6 +57,7 @@ def run_engine(model: Path, engine: Engine) -> EngineReport:
         report.answers["last"] = ask(llm, request(QUESTIONS[7], picture(99)))
         report.metrics.append(our_metrics(engine))
     report.waits = summed_up(waits)
+    report.late_kernels = sorted(launched_forms - set(report.kernels))
     report.preemptions = sum(
         metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"
     )

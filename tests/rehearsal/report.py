@@ -60,6 +60,10 @@ class EngineReport:
     metrics: list[Metrics] = field(default_factory=list)
     """Our figures before and after the last request."""
     preemptions: int = 0
+    kernels: list[str] = field(default_factory=list)
+    """What Triton would have compiled of ours until the engine was ready."""
+    late_kernels: list[str] = field(default_factory=list)
+    """What it would have compiled while requests ran."""
 
 
 Reports = dict[str, EngineReport]

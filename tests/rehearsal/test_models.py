@@ -76,6 +76,9 @@ class TestEngine:
     def test_host_waits(self, rehearsal: Rehearsal, engine: str) -> None:
         rehearsal.check_waits(is_native=engine != COMPACT.name)
 
+    def test_nothing_is_compiled_for_a_request(self, rehearsal: Rehearsal) -> None:
+        rehearsal.check_compilation()
+
     def test_metrics(self, rehearsal: Rehearsal) -> None:
         rehearsal.check_metrics()
 

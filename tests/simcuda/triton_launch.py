@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.simcuda.triton_forms import note_form
+
 
 def launch_on_the_device(interpreter: Any) -> None:
     """Let kernels use device tensors in place, where the interpreter would copy them."""
@@ -33,6 +35,7 @@ def launch_on_the_device(interpreter: Any) -> None:
         return interpreter._rewrap_tensor(tensor, original_tensor=argument)
 
     def before(executor: Any, args: Any, kwargs: Any) -> Any:
+        note_form(executor, args, kwargs)
         torch.ops.simcuda.before_kernel(tensors_in((*args, *kwargs.values())))
         return [on_host(arg) for arg in args], {name: on_host(arg) for name, arg in kwargs.items()}
 

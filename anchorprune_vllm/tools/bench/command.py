@@ -55,6 +55,13 @@ def _add_parts(kinds: Any) -> None:
         metavar="N",
         help="of each measurement (default: 15)",
     )
+    command.add_argument(
+        "--authors",
+        type=Path,
+        metavar="DIR",
+        help="a clone of the paper's code (github.com/MULTI-cau/AnchorPrune): its selector is "
+        "timed beside ours, for items without crops or frames",
+    )
     command.set_defaults(run=_parts)
 
 
@@ -231,7 +238,7 @@ def _parts(args: argparse.Namespace) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.tools.bench.parts import run_parts
 
-    run_parts(args.repeats)
+    run_parts(args.repeats, args.authors)
 
 
 def _serve(args: argparse.Namespace) -> None:

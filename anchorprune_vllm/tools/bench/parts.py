@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +17,9 @@ from anchorprune_vllm.tools.bench.attention import measure_received_attention
 from anchorprune_vllm.tools.bench.memory import measure_peak_memory
 from anchorprune_vllm.tools.bench.selection import (
     SHAPES,
+    Selector,
     Shape,
+    authors_selector,
     measure_forms,
     measure_shapes,
     measure_steps,
@@ -23,38 +29,44 @@ from anchorprune_vllm.tools.bench.video import measure_videos
 _LENGTHS = (576, 1024, 2048, 4096, 8192, 16384)
 
 
-def run_parts(repeats: int) -> None:
-    """Print all tables, each as soon as it is measured."""
+def run_parts(repeats: int, authors: Path | None = None) -> None:
+    """Print all tables, each as soon as it is measured.
+
+    authors: a clone of the paper's repository, whose selector is timed beside ours.
+    """
     console = Console()
     disable_progress_bar()  # of weights being loaded, between the tables
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     torch.manual_seed(0)
-    for make_table in (
-        _selection,
-        _selection_growth,
-        _crops,
-        _steps,
-        _received_attention,
-        _received_attention_alone,
-        _videos,
-        _peak_memory,
-    ):
-        with console.status(f"measuring: {make_table.__name__.strip('_').replace('_', ' ')}"):
+    others = [] if authors is None else [authors_selector(authors)]
+    tables: dict[str, Callable[[int, torch.device], Table]] = {
+        "selection": partial(_selection, others=others),
+        "growth of selection": _selection_growth,
+        "crops": _crops,
+        "steps": _steps,
+        "received attention": _received_attention,
+        "received attention alone": _received_attention_alone,
+        "videos": _videos,
+        "peak memory": _peak_memory,
+    }
+    for what, make_table in tables.items():
+        with console.status(f"measuring: {what}"):
             table = make_table(repeats, device)
         table.title = f"{table.title} ({where})"
         console.print(table)
 
 
-def _selection(repeats: int, device: torch.device) -> Table:
-    table = _table(
-        f"Selection of one image or video, median of {repeats}",
-        *("model", "N", "K", "straightforward loop", "anchorprune", "speed-up"),
-    )
+def _selection(repeats: int, device: torch.device, others: Sequence[Selector]) -> Table:
+    columns = ["model", "N", "K", "ours", "straightforward loop", *(["the authors'"] * len(others))]
+    table = _table(f"Selection of one image or video, median of {repeats}", *columns)
     for shape in SHAPES:
-        loop, ours = measure_forms(shape, repeats, device)
-        numbers = (str(shape.tokens), str(shape.budget), f"{loop:.1f} ms", f"{ours:.1f} ms")
-        table.add_row(shape.model, *numbers, f"{loop / ours:.2f}x")
+        able = others if shape.units == 1 else ()
+        ours, *slower = measure_forms(shape, repeats, device, *able)
+        table.add_row(
+            *(shape.model, str(shape.tokens), str(shape.budget), f"{ours:.1f} ms"),
+            *(_beside(each, ours, "ms", digits=1) for each in slower),
+        )
     return table
 
 
@@ -178,5 +190,5 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _beside(value: float, other: float, unit: str) -> str:
-    return f"{value:.0f} {unit} ({value / other:.2f}x)"
+def _beside(value: float, other: float, unit: str, digits: int = 0) -> str:
+    return f"{value:.{digits}f} {unit} ({value / other:.2f}x)"

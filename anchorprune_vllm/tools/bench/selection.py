@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +45,44 @@ SHAPES = (
 )
 
 
-def measure_forms(shape: Shape, repeats: int, device: torch.device) -> tuple[float, float]:
-    """Milliseconds of the straightforward loop and of ours."""
+Selector = Callable[[Candidates], Tensor]
+"""Returns the indices of the tokens to keep, ascending."""
+
+
+def measure_forms(
+    shape: Shape, repeats: int, device: torch.device, *others: Selector
+) -> list[float]:
+    """Return the milliseconds of ours, of the straightforward loop, and of other selectors."""
     item = random_candidates(shape, device)
     kept = select_batch([item], PARAMS)[0].indices
-    if len(set(kept.tolist()) ^ set(straightforward(item).tolist())) > shape.budget // 50:
-        raise RuntimeError(f"the two forms disagree on {shape}")
-    loop, ours = side_by_side(
-        [partial(straightforward, item), partial(select_batch, [item], PARAMS)], repeats
-    )
-    return loop, ours
+    selectors = [straightforward, *others]
+    for selector in selectors:
+        if len(set(kept.tolist()) ^ set(selector(item).tolist())) > shape.budget // 50:
+            raise RuntimeError(f"{selector.__name__} and ours disagree on {shape}")
+    runs = [partial(selector, item) for selector in selectors]
+    return side_by_side([partial(select_batch, [item], PARAMS), *runs], repeats)
+
+
+def authors_selector(repository: Path) -> Selector:
+    """Return the selector of the paper's authors, from a clone of MULTI-cau/AnchorPrune.
+
+    It knows no units: for an item of several, its callers cut the item up.
+    """
+    path = repository / "anchorprune" / "selection.py"
+    spec = spec_from_file_location("anchorprune_of_the_authors", path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not there; give a clone of github.com/MULTI-cau/AnchorPrune")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def of_the_authors(item: Candidates) -> Tensor:
+        config = module.AnchorPruneConfig(item.budget, min_anchor(item.budget))
+        kept: Tensor = module.anchorprune_select(
+            item.relevance, item.features, item.importance, config, item.context_features
+        )[0]
+        return kept
+
+    return of_the_authors
 
 
 def measure_shapes(shapes: Sequence[Shape], repeats: int, device: torch.device) -> list[float]:

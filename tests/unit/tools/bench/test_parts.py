@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY
 
@@ -139,6 +140,30 @@ def test_memory_of_the_whole_process_is_the_peak_above_what_was_in_use(
 
 def test_memory_of_the_whole_process_is_what_linux_says() -> None:
     assert 0 < support._process_bytes("VmRSS") <= support._process_bytes("VmHWM")
+
+
+AUTHORS = """
+from dataclasses import dataclass
+
+@dataclass
+class AnchorPruneConfig:
+    k_total: int
+    k_min: int
+
+def anchorprune_select(relevance, features, importance, config, expansion_features):
+    assert config.k_min == 1 and len(relevance) == len(features) == len(expansion_features)
+    return importance.topk(config.k_total).indices.sort().values, None
+"""
+
+
+def test_the_authors_selector_is_taken_from_a_clone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give a clone of"):
+        selection.authors_selector(tmp_path)
+    (tmp_path / "anchorprune").mkdir()
+    (tmp_path / "anchorprune" / "selection.py").write_text(AUTHORS)
+    item = selection.random_candidates(selection.Shape("", 64, 8, 8, 12), torch.device("cpu"))
+    kept = selection.authors_selector(tmp_path)(item)
+    assert kept.tolist() == sorted(item.importance.argsort(descending=True)[:12].tolist())
 
 
 def test_all_tables_are_printed(
