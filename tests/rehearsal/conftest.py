@@ -57,12 +57,13 @@ def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Rehearse:
         folder = tmp_path_factory.mktemp("rehearsal")
         (folder / "job.json").write_text(job_text)
         log, report = folder / "log", folder / "report.json"
+        variables = Job.of_text(job_text).variables
         program = ("-m", "tests.rehearsal.program", str(folder / "job.json"), str(report))
         try:
             with log.open("wb") as file:
                 subprocess.run(
                     [sys.executable, *program],
-                    env=environment_of(stage),
+                    env=environment_of(stage) | (variables if stage != "cpu" else {}),
                     cwd=ROOT,
                     stdout=file,
                     stderr=subprocess.STDOUT,

@@ -28,6 +28,8 @@ class Job:
     engines: list[Engine]
     in_own_process: bool = False
     """Whether each engine has a process beside this one, as in a server."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the process's environment on simulated CUDA; on the CPU platform they are not set."""
 
     def to_text(self) -> str:
         """The job as JSON."""

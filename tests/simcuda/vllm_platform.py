@@ -24,6 +24,7 @@ _CUDA_QUESTIONS = (
     "cutlass_sparse_scaled_mm_supported",
     "cutlass_group_gemm_supported",
 )
+_SHARED_MEMORY = "get_max_shared_memory_per_block_device_attribute"
 
 
 def platform() -> str | None:
@@ -74,16 +75,19 @@ def _make_platform() -> type[Any]:
     return SimulatedCudaPlatform
 
 
-_declared: Any = None  # torch forgets what a Library declared once nobody holds it
+_declared: list[Any] = []  # torch forgets what a Library declared once nobody holds it
 
 
 def _do_without_cuda_libraries() -> None:
     import torch
 
-    global _declared
     for name in _CUDA_LIBRARIES:
         sys.modules.setdefault(name, ModuleType(name))
-    _declared = torch.library.Library("_C", "FRAGMENT")
+    questions = torch.library.Library("_C", "FRAGMENT")
     for name in _CUDA_QUESTIONS:
-        _declared.define(f"{name}(int capability) -> bool")
-        _declared.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+        questions.define(f"{name}(int capability) -> bool")
+        questions.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+    attributes = torch.library.Library("_C_cuda_utils", "FRAGMENT")
+    attributes.define(f"{_SHARED_MEMORY}(int device) -> int")
+    attributes.impl(_SHARED_MEMORY, lambda device: 163 * 1024, "CompositeExplicitAutograd")  # A100
+    _declared.extend([questions, attributes])
