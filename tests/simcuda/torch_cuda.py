@@ -159,4 +159,5 @@ def _internals(library: ctypes.CDLL) -> dict[str, Any]:
         "_cuda_maybeExchangeDevice": lambda device: 0,
         "_cuda_getAllocatorBackend": lambda: "simulated",
         "_accelerator_emptyHostCache": lambda: None,
+        "_set_blas_preferred_backend": lambda backend: None,
     }
