@@ -71,4 +71,4 @@ bench-serve: setup ## a server under load, unpruned and pruned (SHAPE, ARGS)
 	@$(BIN)/anchorprune bench serve --shape $(SHAPE) $(ARGS)
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV).lock .demo bench-results .*_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV).lock .demo .check bench-results .*_cache .hypothesis build *.egg-info

@@ -39,7 +39,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 def write_json(
     path: Path, machine: dict[str, str], findings: Sequence[Finding], **more: Any
 ) -> None:
-    """Write a report that can be sent in: no paths, no names of hosts or people."""
+    """Write a report that can be sent in."""
     report = {"machine": machine, "findings": [asdict(finding) for finding in findings], **more}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")

@@ -11,7 +11,7 @@ from torch import Tensor
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.selection import expand as plain
 from anchorprune_vllm.selection.anchor import relevance_anchors
-from anchorprune_vllm.selection.cosine import distances, unit_rows
+from anchorprune_vllm.selection.cosine import distances, unit_rows, working_dtype
 from anchorprune_vllm.selection.expand import Score
 from anchorprune_vllm.selection.kernels import anchoring, expand_item, runs_triton
 from anchorprune_vllm.selection.select import anchored_units
@@ -38,9 +38,7 @@ def check_choices(
                 item = random_item(tokens, width, budget, dtype)
                 anchor = _anchor(item, torch.device("cpu"))
                 anchors_differ += not torch.equal(_anchor(item, device).cpu(), anchor)
-                score = Score(item.importance.to(device).float())
-                if device.type == "cpu":
-                    score = Score(score.weight.double())
+                score = Score(item.importance.to(device, working_dtype(device)))
                 chosen = expand_item(item.features.to(device), score, anchor.to(device), budget)
                 worst = max(worst, regret(item.features, item.importance, anchor, chosen.cpu()))
                 tried += 1
