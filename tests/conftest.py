@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 from tests.support.lost_workers import pytest_configure
+from tests.support.runners import EITHER, RUNNERS, runner_of
 
 __all__ = ["pytest_configure"]
 
@@ -21,26 +22,29 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-class ByModel(LoadScopeScheduling):
-    """Tests of one model run in one process, where they share its engines; others by file."""
+class ByEngine(LoadScopeScheduling):
+    """Tests of one model and runner share a process, and so its engines; others go by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, parameters = nodeid.partition("[")
         named = [arch for arch in ARCHITECTURES if arch in parameters]
-        return named[0] if named else file.partition("::")[0]
+        if not named:
+            return file.partition("::")[0]
+        asked = [name for name in (*RUNNERS, EITHER) if name in parameters]
+        return f"{named[0]} {runner_of((asked or RUNNERS)[0], named[0])}"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModel:
-    return ByModel(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
+    return ByEngine(config, log)
 
 
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory):
-    """arch -> directory of the model."""
+    """arch -> directory of the model, in a folder of that name."""
 
     @cache
     def make(arch: str) -> Path:
-        model = tmp_path_factory.mktemp("demo") / "model"
+        model = tmp_path_factory.mktemp(arch, numbered=False) / "model"
         make_demo_model(model, arch=arch)
         return model
 

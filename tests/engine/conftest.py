@@ -21,7 +21,7 @@ from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY, make_engine, media_of, watch
 from tests.support.plain_vllm import mixed_requests
-from tests.support.runners import EITHER, ON_BOTH, RUNNERS, engine_on, is_left_out
+from tests.support.runners import RUNNERS, engine_on, is_left_out, runner_of
 from tests.support.seen_positions import watch_positions
 
 # Functions are sent to the workers, to look into them.
@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _model_and_runner(item: pytest.Item) -> tuple[str, str]:
     parameters = _parameters(item)
-    return parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
+    model, runner = parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
+    return model, runner_of(runner, model)
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -56,12 +57,9 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def runner(request: pytest.FixtureRequest, any_model: Path, demo_models: Any) -> str:
+def runner(request: pytest.FixtureRequest, any_model: Path) -> str:
     """The model runner of `pruned`, `plugin_off` and `native`: the first, unless a test says."""
-    asked = getattr(request, "param", RUNNERS[0])
-    if asked == EITHER:
-        return RUNNERS[any_model in [demo_models(name) for name in ON_BOTH]]
-    return asked
+    return runner_of(getattr(request, "param", RUNNERS[0]), any_model.parent.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,13 +71,11 @@ def shared_process_group() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def pruned(
-    any_model: Path, runner: str, plain_vllm: object, starting_server: object
-) -> Iterator[LLM]:
-    """Budget 16, all caches on, prompts computed 64 tokens at a time.
-
-    Most tests use it: while they run, the processes of others start.
-    """
+def pruned(request: pytest.FixtureRequest, any_model: Path, runner: str) -> Iterator[LLM]:
+    """Budget 16, all caches on, prompts computed 64 tokens at a time."""
+    if runner == RUNNERS[0]:  # most tests use it: while they run, the processes of others start
+        request.getfixturevalue("plain_vllm")
+        request.getfixturevalue("starting_server")
     with engine_on(runner, any_model, 16, max_num_batched_tokens=64) as llm:
         watch(llm)
         yield llm
@@ -195,6 +191,8 @@ def starting_server(
         # Parsed after ours and merged with it, not put in its place.
         *("--hf-overrides", json.dumps({"architectures": architectures})),
         "--enable-prompt-tokens-details",
+        # One of them gets its media through shared memory.
+        *(["--mm-tensor-ipc", "torch_shm"] if any_model.parent.name == "llava-next" else []),
     ]
     log = tmp_path_factory.mktemp("server") / "server.log"
     with ThreadPoolExecutor(1) as pool:

@@ -8,7 +8,7 @@ from PIL import Image
 from vllm import LLM
 
 from tests.support.dialects import prompt_of
-from tests.support.engine import answer, request, seen
+from tests.support.engine import GREEDY, answer, request, seen
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
@@ -44,7 +44,7 @@ def check(
     given = answer(pruned, request(question, image, override={"budget": budget}))[0]
     kept = seen(pruned).kept
     assert kept == [reference.kept(image, question.strip(), budget)]
-    assert given == reference.answer(prompt_of(question), [image], kept, 12)
+    assert given == reference.answer(prompt_of(question), [image], kept, GREEDY.max_tokens)
 
 
 @runners_in_turn("budget", BUDGETS)
@@ -80,4 +80,4 @@ def test_videos(pruned: LLM, reference: Reference, frames: int, budget: int) -> 
     given = answer(pruned, request(question, video, override={"budget": budget}))[0]
     kept = seen(pruned).kept
     assert kept == [reference.kept(video, question, budget)]
-    assert given == reference.answer(prompt_of(question, 0, 1), [video], kept, 12)
+    assert given == reference.answer(prompt_of(question, 0, 1), [video], kept, GREEDY.max_tokens)

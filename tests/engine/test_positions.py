@@ -54,7 +54,7 @@ def check(
         assert max(starts[-1]) == prompt_length + length - 2
         assert min(starts[0]) == output.num_cached_tokens
         all_starts.append(len(starts))
-        if len(all_starts) <= 8:  # the reference is slow
+        if len(all_starts) <= 4:  # the reference is slow
             given = list(output.outputs[0].token_ids)
             assert given == reference.answer(item["prompt"], media, kept, length, native=True)
     return all_starts
@@ -64,7 +64,7 @@ def words_of(count: int) -> str:
     return " ".join(["house"] * count)
 
 
-@runners_in_turn("before", range(0, 48, 3))
+@runners_in_turn("before", range(0, 48, 5))
 def test_chunk_boundaries_everywhere(native: LLM, reference: Reference, before: int) -> None:
     """40 kept tokens: chunks begin and end before, at, and in the item."""
     item = request("", picture(700 + before))
@@ -126,8 +126,8 @@ def test_prefix_that_ends_in_the_media(native: LLM, reference: Reference) -> Non
 def test_requests_of_which_some_start_again(native: LLM, reference: Reference) -> None:
     """They do not fit into the KV cache together: some lose theirs, and are resumed."""
     forget_everything(native)
-    prompts = [request(QUESTIONS[i % 8], picture(740 + i)) for i in range(24)]
-    starts = check(native, reference, prompts, "Who is there?", budget=30, length=40)
+    prompts = [request(QUESTIONS[i % 8], picture(740 + i)) for i in range(12)]
+    starts = check(native, reference, prompts, "Who is there?", budget=40, length=32)
     assert max(starts) > 1, "a request must have started again for this to show"
 
 
@@ -146,7 +146,11 @@ def test_images_and_videos(native: LLM, reference: Reference) -> None:
 @pytest.mark.parametrize("any_model", ["llava-1.5", "qwen2.5-vl"], indirect=True)
 @both_runners
 def test_all_tokens_through_the_pruning_path(
-    native: LLM, pruned: LLM, mixed: list[dict[str, Any]], plain_answers: list[list[int]]
+    native: LLM,
+    pruned: LLM,
+    runner: str,
+    mixed: list[dict[str, Any]],
+    plain_answers: list[list[int]],
 ) -> None:
     """Answers equal unpruned vLLM's: order and positions are right."""
     # Few enough images for the smaller engine.
@@ -156,7 +160,7 @@ def test_all_tokens_through_the_pruning_path(
         if len(item.get("multi_modal_data", {}).get("image", [])) < 3
     ]
     everything = {"mm_processor_kwargs": {"anchorprune": {"budget": "100%"}}}
-    for llm in (native, pruned):
+    for llm in (native, pruned) if runner == "V1" else (native,):
         forget_everything(llm)
         seen(llm)
         llm.collective_rpc(prune_even_if_all_stay)

@@ -14,6 +14,7 @@ from openai import BadRequestError, OpenAI
 from anchorprune_vllm.tools.demo_media import draw_clip
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.chats import chat, user
+from tests.support.engine import GREEDY
 from tests.support.models import with_videos
 from tests.support.pictures import QUESTIONS, picture, read_clip
 from tests.support.reference import Reference
@@ -56,7 +57,7 @@ def test_answer(client: OpenAI, reference: Reference) -> None:
     kept = reference.kept(image, question, 16)
     # The models' chat templates have no start token.
     prompt = reference.chat_prompt(question)
-    expected = reference.answer(prompt, [image], [kept], 12, start=False)
+    expected = reference.answer(prompt, [image], [kept], GREEDY.max_tokens, start=False)
     assert [t.token for t in given.logprobs.content] == [
         reference.tokenizer.decode([token]) for token in expected
     ]
@@ -75,7 +76,7 @@ def test_video_url(client: OpenAI, reference: Reference, tmp_path: Path) -> None
     assert len(video[0]) == 16
     kept = reference.kept(video, QUESTIONS[1], 16)
     prompt = reference.chat_prompt(QUESTIONS[1]).replace("image", "video")
-    expected = reference.answer(prompt, [video], [kept], 12, start=False)
+    expected = reference.answer(prompt, [video], [kept], GREEDY.max_tokens, start=False)
     assert [t.token for t in reply.choices[0].logprobs.content] == [
         reference.tokenizer.decode([token]) for token in expected
     ]
@@ -89,7 +90,7 @@ def test_several_images(client: OpenAI, reference: Reference) -> None:
     images = [picture(seed) for seed in seeds]
     kept = [reference.kept(image, question, 16) for image in images]
     prompt = reference.chat_prompt(question, images=3)
-    expected = reference.answer(prompt, images, kept, 12, start=False)
+    expected = reference.answer(prompt, images, kept, GREEDY.max_tokens, start=False)
     assert [t.token for t in given.logprobs.content] == [
         reference.tokenizer.decode([token]) for token in expected
     ]

@@ -18,7 +18,7 @@ from tests.support.dialects import in_dialect, prompt_of
 from tests.support.reference import Reference
 from tests.support.selections import record_selections
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 @dataclass

@@ -32,10 +32,11 @@ def load_example(name: str) -> ModuleType:
 def run_example(
     name: str, *args: str, directory: Path | None = None, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """One that is written in Python, as a process."""
+    """One that is written in Python, as a process; an engine would have two more of its own."""
     return subprocess.run(
         [sys.executable, str(EXAMPLES / name), *args],
         cwd=directory,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import make_engine
-from tests.support.second_runner import second_runner
-
 RUNNERS = ("V1", "V2")
 EITHER = "either"
 """The second runner for the models below, the first for the others."""
@@ -32,6 +29,11 @@ def runners_in_turn(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("runner", name), cases, indirect=["runner"])
 
 
+def runner_of(asked: str, model: str) -> str:
+    """Return which of `RUNNERS` a test of a model gets that asks for one of them, or for either."""
+    return RUNNERS[model in ON_BOTH] if asked == EITHER else asked
+
+
 def is_left_out(parameters: Mapping[str, Any]) -> bool:
     """Whether a test with these parameters is of a model that has no tests on the second runner."""
     return parameters.get("runner") == "V2" and parameters.get("any_model") not in ON_BOTH
@@ -39,4 +41,8 @@ def is_left_out(parameters: Mapping[str, Any]) -> bool:
 
 def engine_on(runner: str, model: Path, budget: Any, **options: Any) -> AbstractContextManager[Any]:
     """Start an engine on one of `RUNNERS`: an `LLM`, or what behaves like one."""
+    # Only here: to share tests out among processes, no vLLM is needed.
+    from tests.support.engine import make_engine
+    from tests.support.second_runner import second_runner
+
     return (make_engine if runner == "V1" else second_runner)(model, budget, **options)
