@@ -48,8 +48,10 @@ test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pyt
 
 # Most tests keep one core busy. Which stay together is in tests/conftest.py.
 at_once = -n 2
-# Threads that wait for each other on the same two cores would cost more than they bring.
+# Threads that wait for each other on the same two cores would cost more than they bring. Numba's
+# too: when its pool starts, it gives all of the process its own number of threads.
 test rehearse: export OMP_NUM_THREADS ?= 1
+test rehearse: export NUMBA_NUM_THREADS ?= 1
 test rehearse: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.

@@ -64,7 +64,11 @@ def runner(request: pytest.FixtureRequest, any_model: Path) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_process_group() -> Iterator[None]:
-    """Engines of this process share a process group: one that ends must leave it to the others."""
+    """Engines of this process share a process group: one that ends must leave it to the others.
+
+    vLLM collects garbage at each start of an engine: modules, which stay, are left out of that.
+    """
+    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vllm.v1.engine.core.cleanup_dist_env_and_memory", gc.collect)
         yield

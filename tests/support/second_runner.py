@@ -119,6 +119,7 @@ def _prepare() -> None:
     # One engine that ends must leave the process group to the others.
     vllm.v1.engine.core.cleanup_dist_env_and_memory = gc.collect
     CpuPlatform.check_and_update_config = leave_scheduling(CpuPlatform.check_and_update_config)
+    gc.freeze()  # vLLM collects garbage at each start of an engine: not among what is imported
 
 
 def _take_masks_of_integers() -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.engine import generate, make_engine, request
+from tests.support.engine import GREEDY, generate, make_engine, request
 from tests.support.pictures import QUESTIONS, clip
 
 if __name__ == "__main__":
@@ -18,6 +18,6 @@ if __name__ == "__main__":
     for rate in (None, 0.5):
         with make_engine(Path(sys.argv[1]), None, video_pruning_rate=rate) as engine:
             (output,) = generate(engine, request(QUESTIONS[0], clip(5)))
-            assert len(output.outputs[0].token_ids) == 12
+            assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
             lengths.append(len(output.prompt_token_ids))
     print(json.dumps(lengths))
