@@ -26,12 +26,18 @@ from tests.support.seen_positions import watch_positions
 
 # Functions are sent to the workers, to look into them.
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+# Commands of ours that run in this process would set it lower, also for later servers.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
 
 _FOLDER = Path(__file__).parent
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.engine)
+    parameters = _parameters(item)
+    if "runner" in parameters:
+        # Now, as for another value pytest would start the same engine once more.
+        parameters["runner"] = runner_of(parameters["runner"], parameters["any_model"])
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own order
@@ -48,8 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _model_and_runner(item: pytest.Item) -> tuple[str, str]:
     parameters = _parameters(item)
-    model, runner = parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
-    return model, runner_of(runner, model)
+    return parameters.get("any_model", ""), parameters.get("runner", RUNNERS[0])
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -57,9 +62,9 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def runner(request: pytest.FixtureRequest, any_model: Path) -> str:
+def runner(request: pytest.FixtureRequest) -> str:
     """The model runner of `pruned`, `plugin_off` and `native`: the first, unless a test says."""
-    return runner_of(getattr(request, "param", RUNNERS[0]), any_model.parent.name)
+    return getattr(request, "param", RUNNERS[0])
 
 
 @pytest.fixture(scope="session", autouse=True)

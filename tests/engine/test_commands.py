@@ -97,7 +97,6 @@ def test_bench_serve(
 ) -> None:
     """One of the servers that it compares, of a very small shape, under the smallest load."""
     ours = Contender("anchorprune", "11.1%")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")  # the command sets it, and it would stay
     monkeypatch.setattr(serve, "contenders", lambda *args, **options: [ours])
     command = [
         *("bench", "serve", "--shape", "llava-1.5", "--scale", "0.004", "--budgets", "11.1%"),
