@@ -21,6 +21,7 @@ def test_kernels_are_right() -> None:
     assert [(finding.name, finding.status) for finding in findings] == [
         ("anchors", "ok"),
         ("expansion", "ok"),
+        ("batches", "ok"),
         ("received attention", "ok"),
         ("host waits", "ok"),
     ], findings

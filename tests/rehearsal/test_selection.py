@@ -9,10 +9,12 @@ from torch import Tensor
 
 from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.methods import method_of, names
-from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
+from anchorprune_vllm.tools.check.kernels import random_item, regret
 from tests.simcuda.waits import recorded_waits
 
 GRIDS = {"an image": ((6, 8),), "frames": ((4, 4), (4, 4), (4, 4))}
+LARGEST_REGRET = 1e-5
 
 
 def draw(grids: tuple[tuple[int, int], ...], seed: int, *, has_question: bool) -> Candidates:
@@ -66,3 +68,24 @@ def test_method(name: str, grids: str, has_question: bool) -> None:
         assert kept.indices.tolist() == wanted.indices.tolist()
         assert kept.is_anchor.tolist() == wanted.is_anchor.tolist()
         torch.testing.assert_close(row.cpu(), wanted.rows_of(item.features))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (70, 9), (300, 64)])
+def test_random_items(tokens: int, width: int, dtype: torch.dtype) -> None:
+    """A quarter of the tokens are copies; budgets go from one token to all of them."""
+    for budget in {1, (tokens + 1) // 2, tokens}:
+        item = random_item(tokens, width, budget, dtype)
+        moved = on_the_device(item)
+        with recorded_waits() as waits:
+            (kept,) = select_batch([moved], AnchorParams(order="selection"))
+        assert waits == []
+        chosen, anchor = kept.indices.cpu(), torch.zeros(tokens, dtype=torch.bool)
+        anchor[chosen[kept.is_anchor.cpu()]] = True
+        context = chosen[~kept.is_anchor.cpu()]
+        in_order = torch.cat([anchor.nonzero().flatten(), context])
+        assert regret(item.features, item.importance, anchor, in_order) <= LARGEST_REGRET
+        (wanted,) = select_batch([item], AnchorParams())
+        assert anchor.tolist() == [
+            token in wanted.indices[wanted.is_anchor] for token in range(tokens)
+        ]

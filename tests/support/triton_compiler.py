@@ -22,6 +22,8 @@ B200 = GPUTarget("cuda", 100, 32)
 MI300 = GPUTarget("hip", "gfx942", 64)
 NVIDIA = (A100, L4, H100, B200)
 
+_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
 
 def compiled_for(
     target: GPUTarget,
@@ -59,7 +61,7 @@ class Report(NamedTuple):
 def reported_by_ptxas(compiled: CompiledKernel, target: GPUTarget) -> Report:
     """Assemble a kernel for an NVIDIA GPU once more, and read what the assembler reports."""
     name = "ptxas" if target.arch < 90 else "ptxas-blackwell"  # the newer one knows Hopper too
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    assembler = _TOOLS / name
     arch = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)[1]
     with TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
@@ -73,3 +75,23 @@ def reported_by_ptxas(compiled: CompiledKernel, target: GPUTarget) -> Report:
     registers = re.search(r"Used (\d+) registers", done.stderr)[1]
     spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
     return Report(int(registers), sum(map(int, spilled)))
+
+
+def loop_instructions(compiled: CompiledKernel) -> int:
+    """Return how many instructions a thread executes in one pass of a kernel's longest loop."""
+    with TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(compiled.asm["cubin"])
+        done = subprocess.run(
+            [_TOOLS / "cuobjdump", "-sass", binary], capture_output=True, text=True, check=True
+        )
+    listing = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", done.stdout)
+    places = [int(place, 16) for place, _ in listing]
+    loops = [
+        (start, end)
+        for end, (_, instruction) in zip(places, listing, strict=True)
+        for start in (int(n, 16) for n in re.findall(r"\bBRA\S* .*?0x([0-9a-f]+)", instruction))
+        if start < end
+    ]
+    start, end = max(loops, key=lambda loop: loop[1] - loop[0])
+    return sum(start <= place <= end for place in places)

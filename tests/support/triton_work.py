@@ -16,7 +16,13 @@ class Work:
     launches: int = 0
     operations: int = 0  # of products, whole tiles
     read_bytes: int = 0
-    multiplying: set[tuple[int, ...]] = field(default_factory=set)  # launch and program
+    programs: set[tuple[int, ...]] = field(default_factory=set)  # launch and place in it
+    places: set[tuple[int, int, int]] = field(default_factory=set)  # launch, address and bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all that was read or written, once in each launch."""
+        return sum(size for _, _, size in self.places)
 
 
 def work_of(function: Callable[..., Any], *args: Any) -> dict[str, Work]:
@@ -29,7 +35,7 @@ def work_of(function: Callable[..., Any], *args: Any) -> dict[str, Work]:
     done: dict[str, Work] = {}
     running: list[Work] = []
     launch, dot = GridExecutor.__call__, InterpreterBuilder.create_dot
-    load = InterpreterBuilder.create_masked_load
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
         work = done.setdefault(self.fn.__name__, Work())
@@ -41,18 +47,29 @@ def work_of(function: Callable[..., Any], *args: Any) -> dict[str, Work]:
         work = running[0]
         rows, depth = one.data.shape
         work.operations += 2 * rows * depth * two.data.shape[1]
-        work.multiplying.add((work.launches, *self.grid_idx))
         return dot(self, one, two, *rest)
+
+    def touched(pointers: Any, mask: Any, size: int) -> None:
+        work = running[0]
+        addresses = pointers.data[mask.data.astype(bool)].tolist()
+        work.places.update((work.launches, address, size) for address in addresses)
 
     def loaded(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         found = load(self, pointers, mask, *rest)
         running[0].read_bytes += int(mask.data.sum()) * found.data.itemsize
+        touched(pointers, mask, found.data.itemsize)
         return found
+
+    def stored(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        touched(pointers, mask, value.data.itemsize)
+        running[0].programs.add((running[0].launches, *self.grid_idx))
+        return store(self, pointers, value, mask, *rest)
 
     with (
         mock.patch.object(GridExecutor, "__call__", launched),
         mock.patch.object(InterpreterBuilder, "create_dot", multiplied),
         mock.patch.object(InterpreterBuilder, "create_masked_load", loaded),
+        mock.patch.object(InterpreterBuilder, "create_masked_store", stored),
     ):
         function(*args)
     return done

@@ -25,8 +25,9 @@ from anchorprune_vllm.selection import expand as plain
 from anchorprune_vllm.selection.expand import Expansion, Score
 from anchorprune_vllm.selection.host import to_device
 
-WORKSPACE_BYTES = 512 * 2**20
-"""For the distances of all pairs: those of one item of 11,585 tokens, or of 404 of 576."""
+WORKSPACE_BYTES = 2**30
+"""For the distances of all pairs: those of one item of 16,384 tokens, which is the largest image of
+a Qwen2.5-VL as it comes from the hub, or of 809 items of 576."""
 
 ORDER = {"BLOCK": 64, "num_warps": 4}
 LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
@@ -191,11 +192,17 @@ def pair_distances(
         else:
             own_square = tl.load(squares + own, mask=own < tokens, other=0.0)
             other_square = tl.load(squares + other, mask=other < tokens, other=0.0)
-            lengths = own_square[:, None] * other_square[None, :]
-            # The quotient of copies is exactly 1. A row without a direction, zero or not finite,
-            # has the cosine 0 with everything.
-            has_direction = (lengths > 0) & (lengths < float("inf"))
-            length = tl.sqrt_rn(tl.where(has_direction, lengths, 1.0))
+            # A row without a direction, zero or not finite, has the cosine 0 with everything.
+            own_points = (own_square > 0) & (own_square < float("inf"))
+            other_points = (other_square > 0) & (other_square < float("inf"))
+            has_direction = own_points[:, None] & other_points[None, :]
+            # The product of copies is their square: their quotient is exactly 1.
+            length = tl.where(
+                own_square[:, None] == other_square[None, :],
+                own_square[:, None],
+                tl.sqrt_rn(own_square)[:, None] * tl.sqrt_rn(other_square)[None, :],
+            )
+            length = tl.where(has_direction, length, 1.0)
             cosine = tl.where(has_direction, tl.div_rn(products, length), 0.0)
             distance = tl.maximum(1 - cosine, 0.0)
             tl.store(
@@ -233,25 +240,45 @@ def choose(
     result = tl.load(items + 4)
     token = tl.arange(0, BLOCK)
     exists = token < tokens
-    waits = tl.load(anchor + first + token, mask=exists, other=0)
-    weight = tl.load(weights + first + token, mask=exists, other=0.0)
+    # What is taken, or does not exist, scores below zero, and so below all others.
+    TAKEN: tl.constexpr = -float("inf") if ADDS else -1.0
+    novelty = tl.where(exists, 2.0, TAKEN)
 
-    # Beyond all distances, the anchor waits for its choice; what is taken has less than any.
-    novelty = tl.where(exists, tl.where(waits, 4.0, 2.0), -1.0)
-    for step in range(budget):
-        # 1. Score. Behind the bits of a float that is not negative, which order it as they would
-        #    order a whole number, comes the token: the lower wins ties.
+    # 1. The anchor, in native order.
+    waits = tl.load(anchor + first + token, mask=exists, other=0) != 0
+    anchored = tl.sum(waits.to(tl.int32), 0)
+    for step in range(0, anchored):
+        choice = tl.min(tl.where(waits, token, LAST_TOKEN), 0)
+        tl.store(chosen + result + step, choice.to(tl.int64))
+        waits = waits & (token != choice)
+        novelty = novelty_after(novelty, choice, token, exists, distances, tokens, TAKEN)
+
+    # 2. The context: each choice is the best given those before it.
+    weight = tl.load(weights + first + token, mask=exists, other=0.0)
+    for step in range(anchored, budget):
         score = weight + novelty if ADDS else weight * novelty
-        score = tl.where(novelty > 2, float("inf"), tl.abs(score))
-        key = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (LAST_TOKEN - token)
-        # 2. Choose.
-        best = tl.max(tl.where(novelty < 0, -1, key), 0)
+        # The bits of floats, read as whole numbers, order those above zero as they are, and before
+        # all below. Behind them comes the token: the lower wins ties.
+        bits = score.to(tl.int32, bitcast=True).to(tl.int64)
+        best = tl.max((bits << 32) | (LAST_TOKEN - token), 0)
         choice = LAST_TOKEN - (best & LAST_TOKEN).to(tl.int32)
         tl.store(chosen + result + step, choice.to(tl.int64))
-        # 3. The kept set is now as near as the choice, or as near as it was.
-        distance = tl.load(distances + choice * tokens + token, mask=exists, other=2.0)
-        novelty = tl.where(novelty > 2, novelty, tl.minimum(novelty, distance))
-        novelty = tl.where(token == choice, -1.0, novelty)
+        novelty = novelty_after(novelty, choice, token, exists, distances, tokens, TAKEN)
+
+
+@triton.jit
+def novelty_after(
+    novelty: tl.tensor,  # [BLOCK] float32
+    choice: tl.tensor,
+    token: tl.tensor,  # [BLOCK]
+    exists: tl.tensor,  # [BLOCK] bool
+    distances: tl.tensor,  # [N, N] float32
+    tokens: tl.tensor,  # N
+    TAKEN: tl.constexpr,
+) -> tl.tensor:
+    """Return how novel tokens are once a choice is made: the kept set is no farther than it."""
+    distance = tl.load(distances + choice * tokens + token, mask=exists, other=2.0)
+    return tl.where(token == choice, TAKEN, tl.minimum(novelty, distance))
 
 
 @triton.jit

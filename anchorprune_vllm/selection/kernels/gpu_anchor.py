@@ -17,6 +17,7 @@ from torch import Tensor
 from anchorprune_vllm.selection.anchor import Unit, rank_units
 
 MARK = {"BLOCK": 256, "num_warps": 2}
+ROUNDING: tl.constexpr = tl.constexpr(1e-6)
 
 
 def relevance_anchors(
@@ -85,11 +86,15 @@ def measure_novelty(
             own_square += tl.sum(one.to(tl.float32) * one.to(tl.float32), 1)
             other_square += tl.sum(two.to(tl.float32) * two.to(tl.float32), 1)
         # A row without a direction, zero or not finite, has the cosine 0 with everything.
-        lengths = own_square[:, None] * other_square[None, :]
-        has_direction = (lengths > 0) & (lengths < float("inf"))
-        length = tl.sqrt_rn(tl.where(has_direction, lengths, 1.0))
-        cosine = tl.where(has_direction, tl.div_rn(products, length), 0.0)
-        distance = tl.where((seed < minimum)[None, :], 1 - cosine, float("inf"))
+        own_points = (own_square > 0) & (own_square < float("inf"))
+        other_points = (other_square > 0) & (other_square < float("inf"))
+        has_direction = own_points[:, None] & other_points[None, :]
+        length = tl.sqrt_rn(own_square)[:, None] * tl.sqrt_rn(other_square)[None, :]
+        cosine = tl.div_rn(products, tl.where(has_direction, length, 1.0))
+        distance = tl.where(has_direction, 1 - cosine, 1.0)
+        # Sums and products are added up in unlike orders: a copy may seem to be a bit away.
+        distance = tl.where(distance < ROUNDING, 0.0, distance)
+        distance = tl.where((seed < minimum)[None, :], distance, float("inf"))
         nearest = tl.minimum(nearest, tl.min(distance, 1))
     tl.store(novelty + unit * ranks + rank, nearest, mask=rank < ranks)
 

@@ -71,6 +71,7 @@ CHOICES = (
     Choice("LLaVA-NeXT-7B, an image with crops", 2880, 640, 768, 1024, _VICUNA, units=5),
     Choice("Qwen2.5-VL-7B, an image", 1296, 256, 3584, 3584, _QWEN),
     Choice("Qwen2.5-VL-7B, a video", 10368, 512, 3584, 3584, _QWEN),
+    Choice("Qwen2.5-VL-7B, a photo of 12 megapixels", 15552, 1555, 3584, 3584, _QWEN),
     Choice("LLaVA-1.5-7B, 32 images", 576, 64, 768, 1024, _VICUNA, items=32),
 )
 

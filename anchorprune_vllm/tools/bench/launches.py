@@ -25,17 +25,22 @@ from anchorprune_vllm.selection.anchor import Unit
 from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
 from anchorprune_vllm.selection.select import anchored_units
 
-KERNELS_OF = {"sort": 8, "cumsum": 2}
+KERNELS_OF = {"sort": 8}
 """Operations of torch that launch several kernels: at most so many. All others launch one."""
 
-_NO_KERNEL = ("empty", "new_empty", "scalar_tensor")
+_NO_KERNEL = ("empty", "empty_like", "new_empty", "scalar_tensor")
 
-STEP_CYCLES = 1300
-"""Of the greedy loop, whatever the tokens: the row's way from memory, and finding the best."""
+STEP_CYCLES = 1000
+"""Of the greedy loop, whatever the tokens: until the first bytes of a row are there, for which 400
+to 550 cycles have been published, and until the warps have found the best among them."""
 
-STEP_CYCLES_PER_TOKEN = 0.15
-"""Of the greedy loop, for each token that there is room for: some fifteen instructions each, of
-which a multiprocessor issues 128 in a cycle, and a quarter more."""
+STEP_CYCLES_PER_TOKEN = 0.2
+"""Of the greedy loop, for each token that there is room for: up to 25 instructions each, of which a
+multiprocessor issues 128 in a cycle. A test counts them in the assembler's output."""
+
+ROW_BYTES_PER_CYCLE = 32
+"""What a program of the greedy loop reads of a row of distances: half of what the multiprocessor's
+port could take, as all others are idle."""
 
 BLOCK_CYCLES = 1000
 """Of a block of numbers that is read, added up and written."""
@@ -70,7 +75,9 @@ def counted(items: Sequence[Candidates], params: AnchorParams | None = None) -> 
     units = [unit for item in items for unit in anchored_units(item, params)]
     sizes = [len(item.features) for item in items]
     budgets = [min(item.budget, size) for item, size in zip(items, sizes, strict=True)]
-    (group,) = gpu.groups(sizes, budgets)  # all that is counted here fits the workspace at once
+    group, *more = gpu.groups(sizes, budgets)
+    if more or not gpu.fits(max(sizes)):
+        raise ValueError("what is counted must fit the workspace of distances at once")
     launches: list[Launch] = []
     with ExitStack() as replaced:
         for module, kernel, note in (
@@ -89,7 +96,7 @@ def counted(items: Sequence[Candidates], params: AnchorParams | None = None) -> 
         ):
             always = mock.Mock(return_value=result)
             replaced.enter_context(mock.patch.object(module, function, always))
-        replaced.enter_context(_Operations(launches))
+        replaced.enter_context(TorchOperations(launches))
         select_batch(items, params)
     return launches
 
@@ -105,7 +112,7 @@ class _Noted:
         return lambda *args, **sizes: self._launches.append(self._note(*args, **sizes))
 
 
-class _Operations(TorchDispatchMode):
+class TorchOperations(TorchDispatchMode):
     """Notes every operation of torch that launches a kernel."""
 
     def __init__(self, launches: list[Launch]) -> None:
@@ -219,6 +226,7 @@ def choose(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: Any) -> Launc
     """`gpu.choose`: a program for each item, one row of distances in each of its steps."""
     rows = sum(4 * item.tokens * item.budget for item in group)  # bytes
     steps = max(item.budget for item in group)
+    row = 4 * max(item.tokens for item in group) / ROW_BYTES_PER_CYCLE  # cycles
     return Launch(
         "greedy loop",
         memory_bytes=rows,
@@ -226,7 +234,7 @@ def choose(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: Any) -> Launc
         cache_bytes=rows,
         programs=len(group),
         steps=steps,
-        cycles=int(steps * (STEP_CYCLES + STEP_CYCLES_PER_TOKEN * BLOCK)),
+        cycles=int(steps * (STEP_CYCLES + row + STEP_CYCLES_PER_TOKEN * BLOCK)),
     )
 
 

@@ -32,13 +32,14 @@ def add_check(commands: Any) -> None:
         "--json", type=Path, metavar="FILE", help="write the report to a file that can be sent in"
     )
     command.add_argument(
-        "--no-servers", action="store_true", help="leave out the servers: a matter of seconds"
+        "--no-servers", action="store_true", help="leave out the servers: less than a minute"
     )
     command.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from anchorprune_vllm.tools.check import machine, speed
     from anchorprune_vllm.tools.check.findings import findings_table, write_json
@@ -46,34 +47,37 @@ def _check(args: argparse.Namespace) -> None:
     console = Console()
     facts = machine.machine_facts()
     for name, fact in facts.items():
-        console.print(f"{name:>18}  {fact}", highlight=False)
-    device = machine.device_here()
-    with console.status("measuring how long choosing takes"):
-        times = speed.measure(device)
-    console.print(speed.speed_table(times))
-    findings: list[Finding] = [*speed.check_speed(times)]
+        console.print(f"{name:>18}  {escape(fact)}", highlight=False)
+    findings: list[Finding] = []
+    times: list[speed.Times] = []
     with console.status("checking") as status:
-        for finding in _findings(args, device):
+        for finding in _findings(args, machine.device_here(), times):
             findings.append(finding)
-            status.update(f"checking (last: {finding.name}: {finding.status})")
+            status.update(escape(f"checking (last: {finding.name}: {finding.status})"))
+    if times:
+        console.print(speed.speed_table(times))
     console.print(findings_table(findings))
     if args.json:
         write_json(args.json, facts, findings, times=times)
         console.print(f"Written: {args.json}")
     failed = [finding for finding in findings if finding.status == "FAILED"]
     for finding in failed:
-        console.print(f"[bold red]{finding.name}[/bold red]: {finding.found}. {finding.advice}")
+        said = escape(f"{finding.found}. {finding.advice}")
+        console.print(f"[bold red]{escape(finding.name)}[/bold red]: {said}")
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(findings)} checks failed")
     console.print("All is well: serve your model with --anchorprune-budget.")
 
 
-def _findings(args: argparse.Namespace, device: Any) -> Iterator[Finding]:
-    from anchorprune_vllm.tools.check import kernels, machine, servers
+def _findings(args: argparse.Namespace, device: Any, times: list[Any]) -> Iterator[Finding]:
+    """Go through all parts; `times` is filled on the way."""
+    from anchorprune_vllm.tools.check import kernels, machine, servers, speed
+    from anchorprune_vllm.tools.check.findings import guarded
 
-    yield from machine.check_vllm()
-    yield from kernels.check_choices(device)
-    yield from kernels.check_received_attention(device)
-    yield from kernels.check_waits(device)
+    yield from guarded("vLLM's hooks", machine.check_vllm)
+    yield from guarded("kernels", kernels.check_choices, device)
+    yield from guarded("received attention", kernels.check_received_attention, device)
+    yield from guarded("host waits", kernels.check_waits, device)
+    yield from guarded("time of choosing", speed.check_speed, device, times)
     if not args.no_servers:
-        yield from servers.check_servers(device, args.directory)
+        yield from guarded("servers", servers.check_servers, device, args.directory)

@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
+from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
 from anchorprune_vllm.selection import expand as plain
 from anchorprune_vllm.selection.anchor import relevance_anchors
 from anchorprune_vllm.selection.cosine import distances, unit_rows, working_dtype
 from anchorprune_vllm.selection.expand import Score
-from anchorprune_vllm.selection.kernels import anchoring, expand_item, runs_triton
+from anchorprune_vllm.selection.kernels import (
+    anchoring,
+    expand_item,
+    host_expansion,
+    runs_triton,
+)
 from anchorprune_vllm.selection.select import anchored_units
 from anchorprune_vllm.signals.attention import received_attention, received_in_blocks
 from anchorprune_vllm.tools.check.findings import Finding
 
 LARGEST_REGRET = 1e-5
-_SIZES = ((1, 8), (57, 16), (576, 1024), (1296, 512), (2881, 256))
+_SIZES = ((1, 8), (57, 16), (576, 1024), (1296, 512), (2881, 256), (5000, 64), (10368, 64))
+_LARGE = 4000  # tokens, from which on only a few are chosen: plain torch is slow
 _ADVICE = (
     "Pruning would keep other tokens than it should. Please send the report of --json, with the "
     "GPU's name, as an issue; until then, leave out --anchorprune-budget."
@@ -30,11 +36,11 @@ def check_choices(
     device: torch.device, sizes: tuple[tuple[int, int], ...] = _SIZES
 ) -> Iterator[Finding]:
     """Choose tokens of random items of several sizes, and compare both stages."""
-    form = "Triton" if runs_triton(device) else "numba" if device.type == "cpu" else "torch"
+    form = _form(device)
     worst, anchors_differ, tried = 0.0, 0, 0
     for tokens, width in sizes:
-        for dtype in (torch.float32, torch.bfloat16):
-            for budget in {1, (tokens + 3) // 4, tokens}:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for budget in {1, 64} if tokens > _LARGE else {1, (tokens + 3) // 4, tokens}:
                 item = random_item(tokens, width, budget, dtype)
                 anchor = _anchor(item, torch.device("cpu"))
                 anchors_differ += not torch.equal(_anchor(item, device).cpu(), anchor)
@@ -53,7 +59,43 @@ def check_choices(
         text = f"{found}: a choice scores {worst:.1e} below the best one"
         yield Finding("expansion", "FAILED", text, _ADVICE)
     else:
-        yield Finding("expansion", "ok", f"{found}: no choice scores 1e-5 below the best one")
+        yield Finding("expansion", "ok", f"{found}: none scores more than 1e-5 below the best one")
+    yield _check_batches(device)
+
+
+def _form(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "torch" if host_expansion() is plain.expand else "numba"
+    return "Triton" if runs_triton(device) else "torch"
+
+
+def _check_batches(device: torch.device) -> Finding:
+    """Choose from items with several units, alone and all at once."""
+    items = [
+        _moved(random_item(tokens, 96, tokens // 5, torch.float16), device)._replace(
+            units=torch.arange(tokens) * units // tokens
+        )
+        for tokens, units in ((700, 1), (1300, 4), (90, 3))
+    ]
+    alone = [select_batch([item], AnchorParams())[0] for item in items]
+    together = select_batch(items, AnchorParams())
+    if _indices(alone) == _indices(together):
+        return Finding("batches", "ok", f"{len(items)} items keep the same tokens at once")
+    return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
+
+
+def _indices(items: Sequence[KeptTokens]) -> list[list[int]]:
+    return [kept.indices.tolist() for kept in items]
+
+
+def _moved(item: Candidates, device: torch.device) -> Candidates:
+    """Return an item of `random_item` with its tensors on a device."""
+    assert item.relevance is not None
+    return item._replace(
+        relevance=item.relevance.to(device),
+        features=item.features.to(device),
+        importance=item.importance.to(device),
+    )
 
 
 def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Candidates:
@@ -112,15 +154,17 @@ def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> 
 def check_received_attention(device: torch.device) -> Iterator[Finding]:
     """Compare importance from a tower's attention with the same in plain torch on the CPU."""
     if not runs_triton(device):
-        yield Finding("received attention", "skipped", "there is a form in torch alone here")
+        text = "this device uses plain torch: there is no kernel to check"
+        yield Finding("received attention", "skipped", text)
         return
     random = torch.Generator().manual_seed(0)
-    worst = 0.0
+    differences = []
     for segments in ([64], [100, 33, 400]):
         query, key = torch.randn(2, sum(segments), 4, 80, generator=random).bfloat16()
         expected = received_in_blocks(query.float(), key.float(), segments, 80**-0.5)
         found = received_attention(query.to(device), key.to(device), segments, 80**-0.5)
-        worst = max(worst, float((found.cpu() - expected).abs().max() / expected.max()))
+        differences.append((found.cpu() - expected).abs().max() / expected.max())
+    worst = float(torch.stack(differences).max())  # NaN, if one of them is
     text = f"largest difference to torch in float32: {worst:.1e} of the largest"
     if worst < 1e-2:
         yield Finding("received attention", "ok", text)
@@ -133,26 +177,20 @@ def check_waits(device: torch.device) -> Iterator[Finding]:
     if device.type == "cpu":
         yield Finding("host waits", "skipped", "a CPU has nothing to wait for")
         return
-    item = random_item(576, 256, 64, torch.bfloat16)
-    assert item.relevance is not None
-    moved = item._replace(
-        relevance=item.relevance.to(device),
-        features=item.features.to(device),
-        importance=item.importance.to(device),
-    )
+    moved = _moved(random_item(576, 256, 64, torch.bfloat16), device)
     select_batch([moved], AnchorParams())  # compiled before it is watched
     before = torch.cuda.get_sync_debug_mode()
+    finding = Finding("host waits", "ok", "none while tokens are chosen")
     torch.cuda.set_sync_debug_mode("error")
     try:
         select_batch([moved], AnchorParams())
     except RuntimeError as error:
-        yield Finding(
+        finding = Finding(
             "host waits",
             "FAILED",
             f"the host waits for the GPU: {str(error).splitlines()[0]}",
             "Answers are right, but every request waits. Please send the report of --json.",
         )
-    else:
-        yield Finding("host waits", "ok", "none while tokens are chosen")
     finally:
         torch.cuda.set_sync_debug_mode(before)
+    yield finding

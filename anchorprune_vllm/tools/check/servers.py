@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 from anchorprune_vllm.tools.asking import connect
 from anchorprune_vllm.tools.check.findings import Finding
 from anchorprune_vllm.tools.demo_model import TRAINED, find_text_encoder, make_demo_model
 from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.tools.server import VllmServer, tail
 
 ARCHITECTURES = (TRAINED, "qwen2.5-vl")
 _QUESTIONS = 4
 _TOLERANCE = 0.02
 """Of a log-probability: other kernels round in another way."""
+_ADVICE = (
+    "Serve in a way that is ok here: with --enforce-eager, or with the other runner "
+    "(VLLM_USE_V2_MODEL_RUNNER=0 or 1). Please send the report of --json."
+)
 
 
 class Variant(NamedTuple):
@@ -53,24 +57,32 @@ def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
         expected = None
         for variant in VARIANTS:
             name = f"{arch}: {variant}"
+            is_first = variant == VARIANTS[0]
             reason = why_not(variant, device)
+            if not reason and not is_first and expected is None:
+                reason = f"nothing to compare with, as {VARIANTS[0]} failed"
             if reason:
                 yield Finding(name, "skipped", reason)
                 continue
-            log = (
-                directory
-                / f"{arch}-v{variant.runner}-{'eager' if variant.is_eager else 'compiled'}.log"
-            )
+            kind = "eager" if variant.is_eager else "compiled"
+            log = directory / f"{arch}-v{variant.runner}-{kind}.log"
             try:
                 answers = _answers(model, arch, variant, log)
-            except RuntimeError as error:
-                yield Finding(name, "FAILED", str(error).splitlines()[0], f"The log is {log}.")
+            except (RuntimeError, OpenAIError) as error:
+                yield _failed(name, error, log)
                 continue
-            if expected is None:
+            if is_first:
                 expected = answers
                 yield Finding(name, "ok", f"{len(answers)} answers; what the others are held to")
             else:
+                assert expected is not None
                 yield _compared(name, answers, expected)
+
+
+def _failed(name: str, error: Exception, log: Path) -> Finding:
+    found = str(error).splitlines()[0].partition(";")[0]
+    end = tail(log) if log.exists() else ""
+    return Finding(name, "FAILED", f"{found} (log: {log})", _ADVICE, f"{error}\n{end}")
 
 
 def why_not(variant: Variant, device: torch.device) -> str:
@@ -108,7 +120,10 @@ def _answer(client: OpenAI, asked: DemoQuestion) -> list[Token]:
     )
     logprobs = found.choices[0].logprobs
     assert logprobs is not None
-    return [Token(each.token, each.logprob) for each in logprobs.content or ()]
+    tokens = [Token(each.token, each.logprob) for each in logprobs.content or ()]
+    if not tokens:
+        raise RuntimeError("the server gave an answer without a token")
+    return tokens
 
 
 def _compared(
@@ -117,13 +132,8 @@ def _compared(
     differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
     if not differ:
         return Finding(name, "ok", f"{len(answers)} answers as the eager ones")
-    return Finding(
-        name,
-        "FAILED",
-        f"{differ} of {len(answers)} answers are not the eager ones",
-        "Serve with --enforce-eager or the other runner (VLLM_USE_V2_MODEL_RUNNER=0 or 1), and "
-        "please send the report of --json.",
-    )
+    found = f"{differ} of {len(answers)} answers are not the eager ones"
+    return Finding(name, "FAILED", found, _ADVICE)
 
 
 def same_answer(answer: Sequence[Token], expected: Sequence[Token]) -> bool:

@@ -16,18 +16,21 @@ from anchorprune_vllm.tools.bench.gpus import gpu_named
 from anchorprune_vllm.tools.bench.support import side_by_side
 from anchorprune_vllm.tools.check.findings import Finding
 
+Times = dict[str, Any]
+"""One line of the table, by the names of its columns."""
+
 _REPEATS = 5
 _SLOW = 3
 """So many times the computed time is a failure: the model of the cost is wrong, or the kernel."""
 
 
-def measure(device: torch.device) -> list[dict[str, Any]]:
+def measure(device: torch.device) -> list[Times]:
     """Return for each choice of `bench gpu-cost` the milliseconds measured here, and computed."""
     choices = CHOICES if device.type == "cuda" else [c for c in CHOICES if c.tokens < 10_000]
     return [_measure(choice, device) for choice in choices]
 
 
-def _measure(choice: Choice, device: torch.device) -> dict[str, Any]:
+def _measure(choice: Choice, device: torch.device) -> Times:
     items = choice.candidates(str(device))
     (measured,) = side_by_side([partial(select_batch, items, AnchorParams())], _REPEATS)
     row = {"choice": choice.model, "tokens": choice.tokens, "budget": choice.budget}
@@ -40,7 +43,7 @@ def _measure(choice: Choice, device: torch.device) -> dict[str, Any]:
     return row
 
 
-def speed_table(rows: list[dict[str, Any]]) -> Table:
+def speed_table(rows: list[Times]) -> Table:
     """Make the table of what was measured."""
     table = Table(title="Choosing, on this machine")
     for column in rows[0]:
@@ -50,18 +53,21 @@ def speed_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def check_speed(rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    """See that choosing takes about as long as it should."""
+def check_speed(device: torch.device, times: list[Times]) -> Iterator[Finding]:
+    """See that choosing takes about as long as it should; what is measured joins `times`."""
+    times += measure(device)
+    yield _judged(times)
+
+
+def _judged(rows: list[Times]) -> Finding:
     computed = [row for row in rows if "computed ms" in row]
     if not computed:
         text = "measured; nothing is computed for this device to compare it with"
-        yield Finding("time of choosing", "skipped", text)
-        return
+        return Finding("time of choosing", "skipped", text)
     worst = max(computed, key=lambda row: row["measured ms"] / row["computed ms"])
     ratio = worst["measured ms"] / worst["computed ms"]
     text = f"at most {ratio:.1f}x of what is computed ({worst['choice']})"
     if ratio <= _SLOW:
-        yield Finding("time of choosing", "ok", text)
-    else:
-        advice = "Answers are right, but choosing is slow here. Please send the report of --json."
-        yield Finding("time of choosing", "FAILED", text, advice)
+        return Finding("time of choosing", "ok", text)
+    advice = "Answers are right, but choosing is slow here. Please send the report of --json."
+    return Finding("time of choosing", "FAILED", text, advice)

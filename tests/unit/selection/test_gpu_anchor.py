@@ -93,6 +93,17 @@ def test_more_ranks_and_seeds_and_columns_than_a_tile(minimum: int, tau: float) 
     assert minimum < int(found.sum()) < 630, "the anchor ends by patience, in a later tile"
 
 
+def test_copies_are_not_novel() -> None:
+    """Where any distance is enough, those that rounding makes of copies must not be."""
+    item = Item(1, [400], 768, 40, 0.9)
+    directions = torch.randn(20, 768, generator=torch.Generator().manual_seed(0))
+    item.features = directions[torch.arange(400) % 20]
+    (found,) = anchors([item], 0.0, 3, torch.float16)
+    (wanted,) = expected([item], 0.0, 3, torch.float16)
+    assert found.tolist() == wanted.tolist()
+    assert int(found.sum()) > 40 + 3, "copies went on beyond the patience"
+
+
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_novelty_compiles_without_spills(target: GPUTarget, dtype: str) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from httpx import Request
+from openai import APIConnectionError
 
 from anchorprune_vllm.compat import hooks
 from anchorprune_vllm.compat.hooks import Hook
-from anchorprune_vllm.selection import expand
+from anchorprune_vllm.selection import Candidates, KeptTokens, expand
 from anchorprune_vllm.selection.expand import Score
 from anchorprune_vllm.tools import cli
 from anchorprune_vllm.tools.check import command, kernels, machine, servers, speed
@@ -28,7 +32,7 @@ def by_name(findings: list[Finding]) -> dict[str, str]:
 
 def test_choices_are_right_here() -> None:
     found = by_name(list(kernels.check_choices(CPU, SIZES)))
-    assert found == {"anchors": "skipped", "expansion": "ok"}
+    assert found == {"anchors": "skipped", "expansion": "ok", "batches": "ok"}
 
 
 def test_a_wrong_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +70,15 @@ def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("measured", "status"), [(1.0, "ok"), (2.9, "ok"), (3.1, "FAILED")])
-def test_slow_choosing_is_found(measured: float, status: str) -> None:
+def test_slow_choosing_is_found(
+    measured: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = {"choice": "an image", "measured ms": measured, "computed ms": 1.0}
-    (finding,) = speed.check_speed([row])
+    monkeypatch.setattr(speed, "measure", lambda device: [row])
+    times: list[speed.Times] = []
+    (finding,) = speed.check_speed(CPU, times)
     assert finding.status == status
+    assert times == [row]
 
 
 A, B = Token("a", -0.5), Token("b", -1.0)
@@ -115,18 +124,79 @@ def test_servers_are_held_to_the_eager_one(monkeypatch: pytest.MonkeyPatch, tmp_
     )
 
 
-def test_a_server_that_does_not_start_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (RuntimeError("vllm serve ended with code 1; the end of it:\nTraceback"), "code 1"),
+        (APIConnectionError(request=Request("POST", "http://localhost")), "Connection error"),
+    ],
+)
+def test_a_server_that_fails_is_one_line(
+    error: Exception, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """And the others are not compared with each other instead."""
+
     def dies(*args: object) -> None:
-        raise RuntimeError("vllm serve ended with code 1; the end of it:\nTraceback")
+        raise error
 
     monkeypatch.setattr(servers, "make_demo_model", lambda *args, **kwargs: None)
     monkeypatch.setattr(servers, "_answers", dies)
-    finding = next(iter(servers.check_servers(CPU, tmp_path)))
+    monkeypatch.setattr(servers, "why_not", lambda variant, device: "")
+    finding, *others = servers.check_servers(CPU, tmp_path)
     assert finding.status == "FAILED"
-    assert finding.found == "vllm serve ended with code 1; the end of it:"
-    assert str(tmp_path) in finding.advice
+    assert found in finding.found
+    assert str(tmp_path) in finding.found
+    assert "\n" not in finding.found
+    assert str(error) in finding.details
+    assert [other.status for other in others[:3]] == ["skipped"] * 3
+
+
+def test_an_empty_answer_is_no_answer() -> None:
+    choice = SimpleNamespace(logprobs=SimpleNamespace(content=[]))
+    client = mock.Mock()
+    client.chat.completions.create.return_value = SimpleNamespace(choices=[choice])
+    with pytest.raises(RuntimeError, match="without a token"):
+        servers._answer(client, mock.Mock())
+
+
+def test_numbers_that_are_none_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "runs_triton", lambda device: True)
+    (finding,) = kernels.check_received_attention(CPU)
+    assert finding.status == "ok"
+    monkeypatch.setattr(
+        kernels, "received_attention", lambda query, *rest: torch.full(query.shape[:1], torch.nan)
+    )
+    (finding,) = kernels.check_received_attention(CPU)
+    assert finding.status == "FAILED"
+
+
+def test_a_batch_that_changes_a_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_batch(items: list[Candidates], params: object) -> list[KeptTokens]:
+        return [KeptTokens(torch.tensor([len(items)]), torch.tensor([False])) for _ in items]
+
+    monkeypatch.setattr(kernels, "select_batch", by_batch)
+    found = {f.name: f.status for f in kernels.check_choices(CPU, SIZES[:1])}
+    assert found["batches"] == "FAILED"
+
+
+@pytest.mark.parametrize("error", [ValueError("no [/such] tile"), RuntimeError("CUDA error")])
+def test_an_error_in_one_part_is_in_the_report(
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(kernels, "check_choices", mock.Mock(side_effect=error))
+    monkeypatch.setattr(speed, "measure", lambda device: [])
+    report = tmp_path / "report.json"
+    assert cli.main(["check", "--no-servers", "--json", str(report)]) == 1
+    out, _ = capsys.readouterr()
+    assert str(error) in out
+    found = {each["name"]: each for each in json.loads(report.read_text())["findings"]}
+    assert found["kernels"]["status"] == "FAILED"
+    assert "Traceback" in found["kernels"]["details"]
+    assert found["vLLM's hooks"]["status"] == "ok"
+    assert found["time of choosing"]["status"] == "skipped"
 
 
 @pytest.mark.parametrize("status", ["ok", "FAILED"])
@@ -135,8 +205,12 @@ def test_command(
 ) -> None:
     finding = Finding("kernels", status, "seen", "Do this." if status == "FAILED" else "")
     times = [{"choice": "an image", "measured ms": 1.0}]
-    monkeypatch.setattr(speed, "measure", lambda device: times)
-    monkeypatch.setattr(command, "_findings", lambda args, device: [finding])
+
+    def findings(args: object, device: object, measured: list[speed.Times]) -> list[Finding]:
+        measured += times
+        return [finding]
+
+    monkeypatch.setattr(command, "_findings", findings)
     report = tmp_path / "report.json"
     assert cli.main(["check", "--json", str(report)]) == (status == "FAILED")
     out, err = capsys.readouterr()
@@ -146,6 +220,6 @@ def test_command(
     assert written["machine"]["vllm"]
     if status == "FAILED":
         assert "Do this." in out
-        assert "1 of 2 checks failed" in err
+        assert "1 of 1 checks failed" in err
     else:
         assert "All is well" in out
