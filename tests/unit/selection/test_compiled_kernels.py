@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
@@ -28,8 +30,9 @@ LOOP_POINTERS = {
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("only_squares", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "only_squares"), [("bf16", True), ("bf16", False), ("fp16", False), ("fp32", False)]
+)
 def test_distances_compile_without_spills(
     target: GPUTarget, dtype: str, only_squares: bool
 ) -> None:
@@ -46,12 +49,13 @@ def test_distances_compile_without_spills(
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
 @pytest.mark.parametrize(
     ("tokens", "adds"),
-    [(1024, False), (2048, False), (4096, False), (8192, False), (16384, False), (16384, True)],
+    [(1024, False), (4096, False), (16384, False), (16384, True)],
 )
 def test_the_loop_compiles_without_spills(target: GPUTarget, adds: bool, tokens: int) -> None:
     check_compiled(compiled_loop(target, tokens, adds), target)
 
 
+@cache
 def compiled_loop(target: GPUTarget, tokens: int, adds: bool) -> CompiledKernel:
     sizes = gpu.loop_sizes(tokens)
     options = {"num_warps": sizes.pop("num_warps")}
@@ -60,7 +64,7 @@ def compiled_loop(target: GPUTarget, tokens: int, adds: bool) -> CompiledKernel:
 
 
 @pytest.mark.parametrize("target", [A100, L4, H100], ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize("tokens", [1024, 2048, 4096, 8192, 16384])
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
 def test_a_step_of_the_loop_has_no_more_instructions_than_is_reckoned(
     target: GPUTarget, tokens: int
 ) -> None:
