@@ -18,7 +18,9 @@ vLLM puts in the place of mm, bmm, matmul and others under VLLM_BATCH_INVARIANT,
 float64.
 
 On a GPU float64 would cost up to 64 times as much. There, the same is computed in float32: a choice
-between tokens that score the same to within 1e-5 may then fall either way.
+between tokens that score the same to within 1e-5 may then fall either way. Within 1e-3, where vLLM
+is told to round what it multiplies (`VLLM_FLOAT32_MATMUL_PRECISION`); AnchorPrune's own kernels do
+not follow that.
 """
 
 from __future__ import annotations
