@@ -42,7 +42,7 @@ def add_eval(commands: Any) -> None:
         lambda text: [text],
         ["easy-vqa"],
         metavar="SET",
-        help="easy-vqa (default), scenes, or a file with lines such as "
+        help="easy-vqa (default), scenes, clutter, or a file with lines such as "
         '{"image": "a.png", "question": "...", "answers": ["..."], "kind": "..."}; several: Rel. '
         "is the mean",
     )

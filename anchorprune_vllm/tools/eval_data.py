@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from anchorprune_vllm.tools.clutter import cluttered_scene
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, TEST_SCENES, scene
 from anchorprune_vllm.tools.vqa_data import Picture, Question, blind_answers, easy_vqa, jsonl
 
-_BUILT_IN = ("easy-vqa", "scenes")
+_DRAWN: dict[str, Callable[[int], Picture]] = {"scenes": scene, "clutter": cluttered_scene}
+_BUILT_IN = ("easy-vqa", *_DRAWN)
 _TRAINING_SCENES = 4000  # enough for a stable guess at each of their questions
 
 
@@ -61,8 +63,8 @@ def blind_guesses(name: str) -> dict[str, str] | None:
     """The training split's most frequent answer to each question; None: there is no such split."""
     if name == "easy-vqa":
         return blind_answers(easy_vqa("train"))
-    if name == "scenes":
-        return blind_answers(scene(seed) for seed in range(_TRAINING_SCENES))
+    if name in _DRAWN:
+        return blind_answers(map(_DRAWN[name], range(_TRAINING_SCENES)))
     return None
 
 
@@ -85,8 +87,9 @@ def _load(name: str, limit: int | None) -> DataSet:
     title = name
     if name == "easy-vqa":
         pictures = easy_vqa("test")
-    elif name == "scenes":
-        pictures = [scene(FIRST_TEST_SCENE + number) for number in range(TEST_SCENES)]
+    elif name in _DRAWN:
+        numbers = range(FIRST_TEST_SCENE, FIRST_TEST_SCENE + TEST_SCENES)
+        pictures = [*map(_DRAWN[name], numbers)]
     elif Path(name).is_file():
         pictures = jsonl(Path(name))
         title = Path(name).stem
@@ -94,7 +97,7 @@ def _load(name: str, limit: int | None) -> DataSet:
             raise ValueError(f"{name} has the name of another data set: rename it")
     else:
         raise ValueError(
-            f"there is no file {name!r}, nor is it a built-in set: give {' or '.join(_BUILT_IN)}, "
+            f"there is no file {name!r}, nor such a set: give {', '.join(_BUILT_IN)}, "
             "or a file of questions (.jsonl)"
         )
     return DataSet(title, first_questions(pictures, limit))

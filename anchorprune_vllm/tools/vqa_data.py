@@ -23,6 +23,10 @@ _UNREADABLE = (OSError, Image.DecompressionBombError)
 _EXAMPLE = '{"image": "a.png", "question": "...", "answers": ["..."]}'
 
 
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, as shares of a picture's width and height."""
+
+
 @dataclass(frozen=True)
 class Question:
     """One question about a picture. The first answer is the one to learn, any is right."""
@@ -31,6 +35,8 @@ class Question:
     answers: tuple[str, ...]
     kind: str
     """What sort of answer it wants: scores are given for each."""
+    about: tuple[Box, ...] = ()
+    """Where the things are that it takes to answer, the named one first; (): not known."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_sets_by_name(tmp_path: Path) -> None:
     [
         (
             ["vqav2"],
-            "there is no file 'vqav2', nor is it a built-in set: give easy-vqa or scenes, or",
+            "there is no file 'vqav2', nor such a set: give easy-vqa, scenes, clutter, or",
         ),
         (["scenes", "scenes"], "two data sets are called 'scenes'"),
     ],
