@@ -299,7 +299,7 @@ def test_the_largest_image_of_qwen_fits_the_workspace() -> None:
 
 def test_gpu_with_several_blocks_of_tokens_and_columns() -> None:
     """More tokens than a tile, and than the loop takes at a time; items of unlike sizes."""
-    one, other = Item(2, 5000, 150, 0.002), Item(0, 300, 150, 0.1)
+    one, other = Item(2, 1500, 150, 0.004), Item(0, 300, 150, 0.1)
     one.budget, other.budget = 20, 40
     check_gpu([one, other], False)
 
