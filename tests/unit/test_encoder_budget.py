@@ -170,8 +170,10 @@ def test_images_of_one_request_count_as_those_of_several(scheduler: Scheduler) -
 def test_an_item_as_large_as_the_budget_or_larger_is_alone(scheduler: Scheduler, size: int) -> None:
     for name, item in (("a", Item(300, 4)), ("b", Item(size, 4)), ("c", Item(300, 4))):
         add(scheduler, name, item)
-    steps = run(scheduler)
-    assert [list(step.encoded) for step in steps if step.encoded] == [["a"], ["b"], ["c"]]
+    first, second, *rest = [list(step.encoded) for step in run(scheduler) if step.encoded]
+    assert second == ["b"]
+    # From 0.33 on, vLLM does not let "c" wait for "b", which is first in the next step.
+    assert (first, rest) in [(["a"], [["c"]]), (["a", "c"], [])]
 
 
 def test_requests_that_decode_go_on(scheduler: Scheduler) -> None:

@@ -291,7 +291,7 @@ def test_guesses_have_a_row(folder: Path, engines: FakeEngines) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--data", "nothing.jsonl"], "there is no file 'nothing.jsonl', nor is it a built-in"),
+        (["--data", "nothing.jsonl"], "there is no file 'nothing.jsonl', nor such a set"),
         (["--prompt", "what?"], "the prompt 'what?' has no {question} in it"),
         (["--text-encoder", "./clip"], "there is no text encoder directory './clip'"),
         (["--out", "/proc/new"], "--out is /proc/new, and /proc cannot be written"),
