@@ -194,7 +194,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             if item.lacks_query and kept < unpruned:
                 logger.warning_once(
                     "AnchorPrune: no question was found for an item (%s), which is pruned without "
-                    'one. Later ones are counted only: %s{reason="no_query"}',
+                    'one: send words with it. Later ones are counted only: %s{reason="no_query"}',
                     modality,
                     *FALLBACKS.samples,
                 )

@@ -53,7 +53,7 @@ def _check(args: argparse.Namespace) -> None:
     with console.status("checking") as status:
         for finding in _findings(args, machine.device_here(), times):
             findings.append(finding)
-            status.update(escape(f"checking (last: {finding.name}: {finding.status})"))
+            status.update(escape(f"checking ({len(findings)} done; last: {finding.name})"))
     if times:
         console.print(speed.speed_table(times))
     console.print(findings_table(findings))
@@ -66,7 +66,11 @@ def _check(args: argparse.Namespace) -> None:
         console.print(f"[bold red]{escape(finding.name)}[/bold red]: {said}")
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(findings)} checks failed")
-    console.print("All is well: serve your model with --anchorprune-budget.")
+    skipped = sum(finding.status == "skipped" for finding in findings)
+    console.print(
+        f"Nothing failed; {skipped} of {len(findings)} were skipped. Serve your model with "
+        "--anchorprune-budget."
+    )
 
 
 def _findings(args: argparse.Namespace, device: Any, times: list[Any]) -> Iterator[Finding]:

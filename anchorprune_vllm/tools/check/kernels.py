@@ -50,7 +50,7 @@ def check_choices(
                 tried += 1
     found = f"{form}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
     if device.type == "cpu":
-        yield Finding("anchors", "skipped", "a CPU has the plain form alone")
+        yield Finding("anchors", "skipped", "a CPU has no kernel to compare")
     elif anchors_differ:
         yield Finding("anchors", "FAILED", f"{found}: {anchors_differ} differ", _ADVICE)
     else:
@@ -80,7 +80,7 @@ def _check_batches(device: torch.device) -> Finding:
     alone = [select_batch([item], AnchorParams())[0] for item in items]
     together = select_batch(items, AnchorParams())
     if _indices(alone) == _indices(together):
-        return Finding("batches", "ok", f"{len(items)} items keep the same tokens at once")
+        return Finding("batches", "ok", f"{len(items)} items: the same tokens alone and at once")
     return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
 
 
