@@ -31,8 +31,9 @@ KERNELS_OF = {"sort": 8}
 _NO_KERNEL = ("empty", "empty_like", "new_empty", "scalar_tensor")
 
 STEP_CYCLES = 1000
-"""Of the greedy loop, whatever the tokens: until the first bytes of a row are there, for which 400
-to 550 cycles have been published, and until the warps have found the best among them."""
+"""Of the greedy loop, whatever the tokens: taken to be 600 until the first bytes of a row are there
+(published for A100 and H100 are 400 from memory, 200 from the L2 cache: PMC10448217, table 3), and
+400 until the warps have found the best among them."""
 
 STEP_CYCLES_PER_TOKEN = 0.2
 """Of the greedy loop, for each token that there is room for: up to 25 instructions each, of which a

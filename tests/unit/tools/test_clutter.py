@@ -86,8 +86,7 @@ def test_what_is_not_there_has_near_copies() -> None:
         assert shape in {thing.shape for thing in things}
 
 
-def test_things_differ_in_the_picture() -> None:
-    """Each colour and each shape is drawn in a way of its own."""
+def test_every_colour_comes_with_every_shape() -> None:
     seen = Counter(thing for seed in SEEDS for thing in map(str, things_in(cluttered_scene(seed))))
     assert len(seen) == len(COLOURS) * (len(SHAPES) + 1)
 
