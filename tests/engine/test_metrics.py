@@ -154,7 +154,9 @@ def two_servers_and_engines(
         *("--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", "--block-size", "32"),
     ]
     log = tmp_path_factory.mktemp("servers") / "server.log"
-    with VllmServer(demo_model, flags, log, start_seconds=600) as running:
+    # From vLLM 0.33 on, each engine on a CPU wants a memory node: they share the first.
+    nodes = {"CPU_VISIBLE_MEMORY_NODES": "0,0"}
+    with VllmServer(demo_model, flags, log, start_seconds=600, env=nodes) as running:
         yield running
 
 
