@@ -65,6 +65,7 @@ def cluttered_scene(seed: int) -> Picture:
         partial(_draw, things, rng.randrange(2**32)),
         tuple(_questions(rng, things)),
         " and ".join(map(_article, rng.sample(things, 4))),
+        tuple((thing.colour, thing.shape) for thing in things),
     )
 
 

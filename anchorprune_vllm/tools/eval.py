@@ -42,6 +42,8 @@ class Evaluation:
     text_encoder: str | None = None
     max_tokens: int = 16
     prompt: str = "{question}"
+    ceiling: bool = False
+    """Whether AnchorPrune is asked with perfect relevance, too."""
     add_special_tokens: bool = False
     """Whether the tokenizer's own are put before the chat, such as `<s>`; a server does not."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +89,14 @@ def run_eval(wanted: Evaluation) -> Results:
     if wanted.command not in results.commands:
         results.commands.append(wanted.command)
     plan = list(
-        engine_runs(wanted.methods, wanted.budgets, wanted.scopes, wanted.positions, text_encoder)
+        engine_runs(
+            wanted.methods,
+            wanted.budgets,
+            wanted.scopes,
+            wanted.positions,
+            text_encoder,
+            wanted.ceiling,
+        )
     )
     for engine in plan:
         check_engine(wanted.model, engine.settings, wanted.engine_args)

@@ -49,6 +49,7 @@ def scene(seed: int) -> Picture:
             f"a {colour} {shape}{f' {letter}' if shape == 'letter' else ''}"
             for colour, shape, _ in things
         ),
+        tuple((colour, shape) for colour, shape, _ in things),
     )
 
 

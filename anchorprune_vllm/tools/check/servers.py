@@ -13,11 +13,10 @@ from openai import OpenAI, OpenAIError
 
 from anchorprune_vllm.tools.asking import connect
 from anchorprune_vllm.tools.check.findings import Finding
-from anchorprune_vllm.tools.demo_model import TRAINED, find_text_encoder, make_demo_model
+from anchorprune_vllm.tools.demo_model import TRAINED, find_text_encoder, make_trained_model
 from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer, tail
 
-ARCHITECTURES = (TRAINED, "qwen2.5-vl")
 _QUESTIONS = 4
 _TOLERANCE = 0.02
 """Of a log-probability: other kernels round in another way."""
@@ -51,9 +50,9 @@ class Token(NamedTuple):
 
 def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
     """Serve each tiny model in each way that this machine has."""
-    for arch in ARCHITECTURES:
-        model = directory / arch
-        make_demo_model(model, arch=arch)
+    for arch in TRAINED:
+        model = directory / f"trained-{arch}"
+        make_trained_model(model, arch)
         expected = None
         for variant in VARIANTS:
             name = f"{arch}: {variant}"
