@@ -67,8 +67,8 @@ def add_eval(commands: Any) -> None:
     command.add_argument(
         "--ceiling",
         action="store_true",
-        help="also AnchorPrune with perfect relevance: 1 on the things that a question is about, "
-        "where the data knows the place (clutter); one question at a time",
+        help="also run AnchorPrune with perfect relevance: 1 on the things that a question is "
+        "about, 0 elsewhere; needs --data clutter, which knows where they are",
     )
     command.add_argument(
         "--limit",
