@@ -34,7 +34,10 @@ class Method:
         return f"{self.name}:{options}" if options else self.name
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
-        """Return the method with further options about the question, if it looks at one."""
+        """Return the method with options on how it reads the question; its own come first.
+
+        A method that does not look at the question stays as it is.
+        """
         if not known.asks(self.name):
             return self
         return Method(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
