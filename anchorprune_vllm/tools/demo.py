@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ from anchorprune_vllm.tools.demo_drawing import Drawing
 from anchorprune_vllm.tools.demo_model import (
     TRAINED,
     describe,
-    find_text_encoder,
     make_demo_model,
     make_trained_model,
+    pruning_flags,
 )
 from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer
@@ -42,11 +41,9 @@ def run_demo(
         make_demo_model(model, arch=arch)
     weights = "trained" if is_trained else "random weights: answers mean nothing"
     console.print(f"[bold]Model[/bold]   {describe(model)} ({weights})")
-    text_encoder, settings = find_text_encoder(model), TRAINED.get(arch, {})
+    settings = TRAINED.get(arch, {})
     flags = [
-        *("--anchorprune-budget", server_budget),
-        *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
-        *(["--anchorprune-config", json.dumps(settings)] if settings else []),
+        *("--anchorprune-budget", server_budget, *pruning_flags(model, settings)),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32"),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--enforce-eager"),
@@ -56,7 +53,7 @@ def run_demo(
     question = questions_for(arch)
     with ExitStack() as running:
         drawing = None
-        if is_trained:  # beside the server's start, which keeps one core busy
+        if is_trained:  # now, as a server that starts keeps only one core busy
             method = Method("anchorprune", tuple(settings.items()))
             drawing = running.enter_context(Drawing(directory, model, question(0), method))
         with console.status(f"starting vLLM (about half a minute; log: {log})"):
@@ -64,7 +61,7 @@ def run_demo(
         console.print(_ask_at_budgets(server, question, budgets, server_budget, images, console))
         if drawing is not None:
             with console.status("drawing what was kept"):
-                console.print(drawing.finish(), highlight=False)
+                console.print(drawing.finish(), highlight=False, markup=False, soft_wrap=True)
     console.print(
         "Server stopped. (So small a model is as fast unpruned: look at the prompt tokens.)"
     )

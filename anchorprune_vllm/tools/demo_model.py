@@ -34,9 +34,11 @@ ARCHITECTURES = {
 """With random weights."""
 
 TRAINED: dict[str, Mapping[str, Any]] = {"llava-1.5": {"similarity": "raw"}, "qwen2.5-vl": {}}
-"""Architectures that are there with trained weights too, which answer questions about coloured
-shapes (examples/train_demo), and the settings to prune them with. The patches of this small CLIP
-are most similar to the words that are true of them, while OpenAI's are least similar."""
+"""The architectures that also come with trained weights, and the settings to prune them with.
+
+They answer questions about coloured shapes (examples/train_demo). The patches of the small CLIP are
+most similar to the words that are true of them, while those of OpenAI's are least similar.
+"""
 _TRAINED_FILES = Path(__file__).parent / "trained_models"
 
 
@@ -69,9 +71,9 @@ def make_demo_model(
 
 
 def make_trained_model(directory: Path, arch: str = "llava-1.5") -> None:
-    """Write a trained model to `directory` as `make_demo_model` does; `arch`: of `TRAINED`."""
+    """Write the trained model of an architecture to `directory`, as `make_demo_model` does."""
     if arch not in TRAINED:
-        raise ValueError(f"arch is {arch!r}: trained are {', '.join(TRAINED)}")
+        raise ValueError(f"arch is {arch!r}: give one that is trained, {' or '.join(TRAINED)}")
     files = _TRAINED_FILES / arch
     wanted: Config = {"recipe": _RECIPE, "arch": arch, "trained": True}
     _make(directory, wanted, lambda model: shutil.copytree(files, model))
@@ -98,6 +100,15 @@ def _make(directory: Path, wanted: Config, write: Callable[[Path], object]) -> N
 def find_text_encoder(model: Path) -> Path | None:
     """The paired CLIP or SigLIP under a demo model's directory; None: it needs none."""
     return next((model / name for name in _TEXT_ENCODERS if (model / name).is_dir()), None)
+
+
+def pruning_flags(model: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Return the flags of `vllm serve` for a demo model's text encoder, and for some settings."""
+    text_encoder = find_text_encoder(model)
+    return [
+        *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
+        *(["--anchorprune-config", json.dumps(dict(settings))] if settings else []),
+    ]
 
 
 def describe(directory: Path) -> str:
