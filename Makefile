@@ -18,6 +18,9 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 # Their models are made here: waiting for a hub would only cost time.
 demo test rehearse bench bench-serve: export HF_HUB_OFFLINE ?= 1
+# Some virtual machines announce AMX, but end a process that uses it with an illegal instruction.
+# This keeps oneDNN below it, and changes nothing on a processor without AMX.
+demo test rehearse bench bench-serve: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .PHONY: help setup demo serve test rehearse lint bench bench-serve clean
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from tests.support.lost_workers import pytest_configure
 from tests.support.runners import EITHER, RUNNERS, runner_of
 
 __all__ = ["pytest_configure"]
+
+# As in the Makefile, which says why; servers and other processes of the tests inherit it. oneDNN
+# reads it when it is first used.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # By itself Hypothesis fails a test that is slow, as all are on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
