@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the demo's two trained models and write docs/accuracy.md, its plots and its pictures.
+"""Measure the demo's two trained models, and write the tables and images of docs/accuracy.md.
 
     pip install 'anchorprune-vllm[eval]'
     python examples/demo_accuracy.py
 
-All methods, and AnchorPrune's own stages, at three budgets on three sets; then how often the anchor
-lies on what was asked. Takes about an hour on two cores. Whatever is measured is kept in --out, and
-the same command goes on where it was stopped. The page's figures stand between marks, and only what
-is between them is replaced.
+It runs all methods, and AnchorPrune's stages alone, at three budgets on three sets, and then counts
+how often the anchor lies on what was asked: about an hour on two cores. What is measured is kept in
+--out, so the same command goes on where it was stopped. Tables stand between marks in the page and
+in README.md, and nothing else in them is replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,23 +29,24 @@ from anchorprune_vllm.tools.eval import Evaluation, run_eval
 from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.eval_plan import BLIND, FULL, PERFECT, Configuration
 from anchorprune_vllm.tools.eval_results import Results
+from anchorprune_vllm.tools.eval_scores import Score
 from anchorprune_vllm.tools.explain.run import Wanted, run_explain
 
 DOCS = Path(__file__).parents[1] / "docs"
 SETS = ("clutter", "scenes", "easy-vqa")
 BUDGETS = ("5.6%", "11.1%", "22.2%")
 STAGE_1 = {"max_anchor_ratio": 1, "min_anchor": 256}
-"""Of which the anchor takes the whole budget."""
+"""Settings with which the anchor takes the whole budget."""
 OTHER_SETTINGS = {
     "llava-1.5": ("the paper's sign", "similarity=negated"),
     "qwen2.5-vl": ("mean over words", "matching=mean"),
 }
-"""What each model may be set to instead, and what that is called."""
+"""Another setting of AnchorPrune for each model, under the name that it has in the tables."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the tables: what it is called, and what it is."""
+    """A line of the tables: its title, and what is run for it."""
 
     title: str
     method: str
@@ -58,20 +58,23 @@ class Row:
         return Configuration(self.method, None, self.query, budget)
 
 
+def ours(arch: str) -> Row:
+    """Return the line of AnchorPrune itself."""
+    return Row("**AnchorPrune**", str(_set(arch, "anchorprune")))
+
+
 def rows_of(arch: str) -> list[Row]:
-    """Return all that is measured of a model; every method that looks at the question, as set."""
-    ours = _set(arch, "anchorprune")
-    other, option = OTHER_SETTINGS[arch]
-    (elsewise,) = parse_methods([f"anchorprune:{option}"])
-    stage_1 = Method("anchorprune", tuple(sorted({**dict(ours.options), **STAGE_1}.items())))
-    published = [_set(arch, name.name) for name in parse_methods(["all"])[1:]]
+    """Return all that is measured of a model; its settings go to what looks at the question."""
+    title, _ = OTHER_SETTINGS[arch]
+    anchorprune, *published = (_set(arch, method.name) for method in parse_methods(["all"]))
+    stage_1 = Method("anchorprune", tuple(sorted({**dict(anchorprune.options), **STAGE_1}.items())))
     return [
         Row("unpruned", FULL),
         Row("without the image", BLIND),
-        Row("**AnchorPrune**", str(ours)),
+        ours(arch),
         Row("… Stage 1 alone", str(stage_1)),
-        Row("… Stage 2 alone", str(ours), "none"),
-        Row(f"… {other}", str(elsewise)),
+        Row("… Stage 2 alone", str(anchorprune), "none"),
+        Row(f"… {title}", str(_set_otherwise(arch))),
         *(Row(method.name, str(method)) for method in published),
         Row("*perfect relevance*", PERFECT),
     ]
@@ -81,8 +84,13 @@ def _set(arch: str, name: str) -> Method:
     return Method(name).with_defaults(TRAINED[arch])
 
 
+def _set_otherwise(arch: str) -> Method:
+    _, option = OTHER_SETTINGS[arch]
+    return parse_methods([f"anchorprune:{option}"])[0]
+
+
 def measure(arch: str, out: Path, limit: int) -> Results:
-    """Put the questions to the engine: what is there already is not asked again."""
+    """Put the questions to the engine, but for those whose answers are in --out already."""
     model = out / f"trained-{arch}"
     make_trained_model(model, arch)
     rows = rows_of(arch)
@@ -110,7 +118,7 @@ def measure(arch: str, out: Path, limit: int) -> Results:
 
 
 def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
-    """Return, by model and settings, then by kind of question, hits and questions."""
+    """Return the numbers of hits and of questions, by model and settings, and then by kind."""
     from anchorprune_vllm.tools.asked_thing import anchor_hits
     from anchorprune_vllm.tools.local_model import one_rank
 
@@ -118,7 +126,7 @@ def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     (data,) = load_data(["clutter"], None)
     for arch in TRAINED:
-        for method in (_set(arch, "anchorprune"), parse_methods([_other(arch)])[0]):
+        for method in (_set(arch, "anchorprune"), _set_otherwise(arch)):
             name = f"{arch}, {method}"
             if name in found:
                 continue
@@ -132,32 +140,24 @@ def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _other(arch: str) -> str:
-    return f"anchorprune:{OTHER_SETTINGS[arch][1]}"
-
-
 # -- tables ---------------------------------------------------------------------------------------
 
 
 def accuracy_table(arch: str, results: Results) -> str:
-    """Draw accuracy and interval of each row, set and budget; the best of each column is bold."""
+    """Draw accuracy and interval of each row on each set, at each budget."""
     header = ["", *(f"{name} {budget}" for name in SETS for budget in BUDGETS)]
-    runs = {(run.configuration, run.data): run.score for run in results.runs}
-    lines = []
-    for row in rows_of(arch):
-        cells = []
-        for name in SETS:
-            for budget in BUDGETS:
-                score = runs.get((row.at(budget), name))
-                cells.append(_accuracy(score) if score else "–")
-        lines.append([row.title, *cells])
+    scores = [_scores(results, name) for name in SETS]
+    lines = [
+        [row.title, *(cell for of_set in scores for cell in _accuracies(of_set, row))]
+        for row in rows_of(arch)
+    ]
     return _markdown(header, lines)
 
 
 def kinds_table(arch: str, results: Results) -> str:
     """Draw accuracy by kind of question, on cluttered scenes at the smallest budget."""
-    runs = {run.configuration: run.score for run in results.runs if run.data == SETS[0]}
-    rows = [(row, runs.get(row.at(BUDGETS[0]))) for row in rows_of(arch)]
+    scores = _scores(results, SETS[0])
+    rows = [(row, scores.get(row.at(BUDGETS[0]))) for row in rows_of(arch)]
     kinds = sorted(next(score for _, score in rows if score).kinds)
     lines = [
         [row.title, *(f"{100 * score.kinds[kind]:.1f}" for kind in kinds)]
@@ -168,7 +168,7 @@ def kinds_table(arch: str, results: Results) -> str:
 
 
 def anchors_table(anchors: dict[str, dict[str, list[int]]]) -> str:
-    """Draw in how many percent of the questions the anchor has a token on the asked thing."""
+    """Draw the share of the questions for which the anchor has a token on the thing named."""
     kinds = sorted(next(iter(anchors.values())))
     lines = []
     for name, found in anchors.items():
@@ -183,8 +183,17 @@ def _share(hits: int, asked: int) -> str:
     return f"{100 * share:.1f} ± {196 * np.sqrt(share * (1 - share) / asked):.1f}"
 
 
-def _accuracy(score: Any) -> str:
-    return f"{100 * score.accuracy:.1f} ± {50 * (score.high - score.low):.1f}"
+def _scores(results: Results, data: str) -> dict[Configuration, Score]:
+    return {run.configuration: run.score for run in results.runs if run.data == data}
+
+
+def _accuracies(scores: Mapping[Configuration, Score], row: Row) -> list[str]:
+    """Return a row's cells, one for each budget."""
+    found = [scores.get(row.at(budget)) for budget in BUDGETS]
+    return [
+        f"{100 * score.accuracy:.1f} ± {50 * (score.high - score.low):.1f}" if score else "–"
+        for score in found
+    ]
 
 
 def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -193,24 +202,23 @@ def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def summary_table(results: dict[str, Results]) -> str:
-    """Draw cluttered scenes alone, one table for both models; a row is named by its method."""
+    """Draw the methods on cluttered scenes, one table for both models."""
     header = ["", *(f"{arch}, {budget}" for arch in results for budget in BUDGETS)]
     cells: dict[str, list[str]] = {}
     for arch, found in results.items():
-        runs = {run.configuration: run.score for run in found.runs if run.data == SETS[0]}
+        scores = _scores(found, SETS[0])
         for row in rows_of(arch):
             if not row.title.startswith("…"):
-                scores = (runs.get(row.at(budget)) for budget in BUDGETS)
-                written = [_accuracy(score) if score else "–" for score in scores]
-                cells.setdefault(row.title, []).extend(written)
+                cells.setdefault(row.title, []).extend(_accuracies(scores, row))
     return _markdown(header, [[title, *written] for title, written in cells.items()])
 
 
-# -- pictures -------------------------------------------------------------------------------------
+# -- images ---------------------------------------------------------------------------------------
 
 
 def plot(results: dict[str, Results], path: Path) -> None:
     """Draw accuracy on cluttered scenes against the budget, a panel for each model."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -219,10 +227,10 @@ def plot(results: dict[str, Results], path: Path) -> None:
     panels = figure.subplots(1, len(results), sharey=True)
     places = [float(budget.rstrip("%")) for budget in BUDGETS]
     for axes, (arch, found) in zip(panels, results.items(), strict=True):
-        runs = {run.configuration: run.score for run in found.runs if run.data == SETS[0]}
-        for row in rows_of(arch):
-            scores = [runs[row.at(budget)] for budget in BUDGETS]
-            is_ours = row.method == rows_of(arch)[2].method and row.query == "turn"
+        scores_of = _scores(found, SETS[0])
+        for number, row in enumerate(rows_of(arch)):
+            scores = [scores_of[row.at(budget)] for budget in BUDGETS]
+            is_ours = row == ours(arch)
             is_reference = row.method in (FULL, BLIND, PERFECT)
             axes.errorbar(
                 places,
@@ -234,7 +242,7 @@ def plot(results: dict[str, Results], path: Path) -> None:
                 label=row.title.strip("*"),
                 linewidth=3 if is_ours else 1.2,
                 linestyle="--" if is_reference else "-",
-                color="tab:orange" if is_ours else None,
+                color="black" if is_ours else colormaps["tab20"](number),
                 capsize=2,
             )
         axes.set_xscale("log")
@@ -251,23 +259,17 @@ def plot(results: dict[str, Results], path: Path) -> None:
 def draw_examples(out: Path, results: Results) -> str:
     """Draw the first test scene, and the first one that pruning gets wrong; return the text."""
     arch = "llava-1.5"
-    ours = rows_of(arch)[2]
-    right = {
-        run.configuration: run.right
-        for run in results.runs
-        if run.data == SETS[0] and run.configuration in (ours.at(BUDGETS[0]), Configuration(FULL))
-    }
+    right = {run.configuration: run.right for run in results.runs if run.data == SETS[0]}
+    unpruned, pruned = right[Configuration(FULL)], right[ours(arch).at(BUDGETS[0])]
     (data,) = load_data([SETS[0]], results.settings["limit"])
     lost = [
         number
-        for number, (pruned, whole) in enumerate(
-            zip(right[ours.at(BUDGETS[0])], right[Configuration(FULL)], strict=True)
-        )
-        if whole and not pruned and data.questions[number].about
+        for number, question in enumerate(data.questions)
+        if unpruned[number] and not pruned[number] and question.about
     ]
     texts = [
-        "The first test scene and its first question, with AnchorPrune, DivPrune and VisionZip at "
-        "5.6% (`anchorprune explain`'s own default):"
+        "The first test scene and its first open question "
+        "(`anchorprune explain --methods anchorprune divprune visionzip --budgets 5.6%`):"
     ]
     first = next(each for each in data.pictures[0].questions if each.kind != "yes/no")
     drawn = [("explain.png", 0, first.text)]
@@ -275,33 +277,38 @@ def draw_examples(out: Path, results: Results) -> str:
         number = lost[0]
         drawn.append(("explain-wrong.png", data.picture_of[number], data.questions[number].text))
         texts.append(
-            "A bad case: the first question, in the order of the set, that is answered rightly "
-            "unpruned and wrongly with AnchorPrune:"
+            "A bad case, the first in the order of the set: the answer is right unpruned, and "
+            "wrong with AnchorPrune:"
         )
     parts = []
-    for text, (name, scene, question) in zip(texts, drawn, strict=True):
+    for text, (file, scene, question) in zip(texts, drawn, strict=True):
         run_explain(
             Wanted(
                 model=str(out / f"trained-{arch}"),
                 media=f"clutter:{scene}",
                 question=question,
-                budgets=["5.6%"],
+                budgets=BUDGETS[:1],
                 methods=[_set(arch, name) for name in ("anchorprune", "divprune", "visionzip")],
-                out=DOCS / name,
+                out=DOCS / file,
             )
         )
-        parts.append(f"{text}\n\n![{question}]({name})")
+        parts.append(f"{text}\n\n![{question}]({file})")
     return "\n\n".join(parts)
 
 
 def fill(page: Path, blocks: dict[str, str]) -> None:
-    """Replace what stands between the marks `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    """Replace what stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->`.
+
+    Raises ValueError, and writes nothing, unless each of them is there once, in this order.
+    """
     text = page.read_text(encoding="utf-8")
     for name, block in blocks.items():
-        marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        text, count = re.subn(marks, lambda m, b=block: f"{m[1]}{b}\n{m[2]}", text, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"{page} has {count} places for {name}, not one")
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = text.partition(start)
+        _, found, after = rest.partition(end)
+        if not found or (text.count(start), text.count(end)) != (1, 1):
+            raise ValueError(f"{page}: give {start.strip()} and {end.strip()} a line each, once")
+        text = f"{before}{start}{block}\n{end}{after}"
     page.write_text(text, encoding="utf-8")
 
 
