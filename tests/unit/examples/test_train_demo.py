@@ -108,8 +108,8 @@ def test_labels_say_what_is_in_a_picture() -> None:
     }
 
 
-def test_phrases_are_questions_that_are_asked() -> None:
-    """Of all three sets, and nothing else is learned."""
+def test_questions_about_cluttered_scenes_are_phrases() -> None:
+    """Every question about a cluttered scene is one that patches learn from."""
     known = {phrase for term in all_terms() for phrase in phrases_of(term)}
     asked = {question.text for seed in range(100) for question in cluttered_scene(seed).questions}
     assert asked <= known
