@@ -8,7 +8,7 @@ from functools import partial
 
 from PIL import Image, ImageDraw, ImageFont
 
-from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Picture, Question
+from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Picture, Question, Shown
 
 _SIZE = 168
 _CELLS = 3
@@ -49,7 +49,9 @@ def scene(seed: int) -> Picture:
             f"a {colour} {shape}{f' {letter}' if shape == 'letter' else ''}"
             for colour, shape, _ in things
         ),
-        tuple((colour, shape) for colour, shape, _ in things),
+        tuple(
+            Shown(colour, shape, letter if shape == "letter" else "") for colour, shape, _ in things
+        ),
     )
 
 

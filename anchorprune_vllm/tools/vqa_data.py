@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -39,6 +39,15 @@ class Question:
     """Where the things are that it takes to answer, the named one first; (): not known."""
 
 
+class Shown(NamedTuple):
+    """A thing in a picture."""
+
+    colour: str
+    shape: str
+    letters: str = ""
+    """Those written on it, or the one that it is."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """A picture, drawn or read when it is asked for, and what is asked about it."""
@@ -46,8 +55,8 @@ class Picture:
     load: Callable[[], Image.Image]
     questions: tuple[Question, ...]
     caption: str | None = None
-    things: tuple[tuple[str, str], ...] = ()
-    """Colour and shape of each thing in it, as far as they are known; only training reads them."""
+    things: tuple[Shown, ...] = ()
+    """Each thing in it, as far as they are known; only training reads them."""
 
 
 def easy_vqa(split: str) -> list[Picture]:
@@ -69,7 +78,7 @@ def easy_vqa(split: str) -> list[Picture]:
     found = []
     for number, questions in sorted(asked.items()):
         things = _thing(questions)
-        caption = f"a {' '.join(things[0])}" if things else None
+        caption = f"a {things[0].colour} {things[0].shape}" if things else None
         found.append(
             Picture(partial(_read, Path(paths[number])), tuple(questions), caption, things)
         )
@@ -111,7 +120,7 @@ def kind_of(answer: str) -> str:
     return "shape" if answer in SHAPES else "colour"
 
 
-def _thing(questions: Sequence[Question]) -> tuple[tuple[str, str], ...]:
+def _thing(questions: Sequence[Question]) -> tuple[Shown, ...]:
     """Return the one thing of an easy-vqa picture, if its questions tell colour and shape."""
     known: dict[str, str] = {}
     for question in questions:
@@ -128,7 +137,7 @@ def _thing(questions: Sequence[Question]) -> tuple[tuple[str, str], ...]:
                         known[kind] = word
     if known.keys() != {"colour", "shape"}:
         return ()
-    return ((known["colour"], known["shape"]),)
+    return (Shown(known["colour"], known["shape"]),)
 
 
 def _parse(row: Mapping[str, Any]) -> tuple[str, Question]:

@@ -59,8 +59,10 @@ def llava_config() -> Config:
 
 
 def phrases_of(term: Term) -> list[str]:
-    """Return the questions about a term, in the words of the three sets."""
+    """Return the questions about a term, in the words of the three sets; a letter by name."""
     colour, shape = term.colour, term.shape
+    if term.letter:
+        return [f"the letter {term.letter}"]
     if colour is None:
         return [f"what color is the {shape}?"]
     if shape is None:
@@ -102,7 +104,10 @@ class Llava(Student):
         hidden = tower.hidden_states[-2][:, 1:]
         patches = self.clip.visual_projection(self.clip.vision_model.post_layernorm(hidden))
         whole = self.clip.visual_projection(tower.pooler_output)
-        return Seen(self.projector(hidden), patches, whole)
+        return Seen(hidden, patches, whole)
+
+    def answers_with(self, name: str) -> bool:
+        return name.startswith(("projector.", "language_model."))
 
     def seeing_loss(self, seen: Seen, pictures: Sequence[Picture]) -> Tensor:
         """Patches are held to phrases, whole pictures to their captions."""
@@ -134,11 +139,11 @@ class Llava(Student):
         pooled = self.clip.text_model(input_ids=ids).pooler_output
         return F.normalize(self.clip.text_projection(pooled).float(), dim=-1)
 
-    def answer_logits(self, tokens: Tensor, batch: Sequences) -> Tensor:
+    def answer_logits(self, features: Tensor, batch: Sequences) -> Tensor:
         at = int((batch.ids[0] == self.chat.placeholder_id).nonzero()[0])
         rows = self.language_model.get_input_embeddings()(batch.ids)
         states = self.language_model.model(
-            inputs_embeds=put_tokens(rows, tokens, at),
+            inputs_embeds=put_tokens(rows, self.projector(features), at),
             position_ids=batch.positions[..., 0],
             attention_mask=batch.mask,
         ).last_hidden_state

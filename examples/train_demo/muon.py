@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +52,13 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return found.mT if is_tall else found
 
 
-def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Muon over the matrices inside a model, and AdamW over tables, vectors and filters."""
+def optimizers_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+    """Return Muon over the matrices inside a model, and AdamW over tables, vectors and filters.
+
+    named: the parameters to train, with their names.
+    """
     inside, rest = [], []
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         is_table = "embed" in name or "lm_head" in name
         (inside if parameter.ndim == 2 and not is_table else rest).append(parameter)
     return [

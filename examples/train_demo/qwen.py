@@ -107,20 +107,26 @@ class Qwen(Student):
         tokens = rows.unflatten(0, (len(pixels), VISUAL_TOKENS))
         return Seen(tokens, tokens)
 
+    def answers_with(self, name: str) -> bool:
+        # Visual tokens have learned to lie among the embeddings, which must not move then.
+        return name.startswith(("qwen.lm_head.", "qwen.model.language_model.")) and (
+            "embed_tokens" not in name
+        )
+
     def seeing_loss(self, seen: Seen, pictures: Sequence[Picture]) -> Tensor:
         """Tokens are held to the words that are true of the picture, and to no stop word."""
-        tokens = F.normalize(seen.tokens.float(), dim=-1)
-        words = [_embedding_of(self.qwen, [term.colour, term.shape]) for term in self._terms]
+        tokens = F.normalize(seen.patches, dim=-1)
+        words = [_embedding_of(self.qwen, term.words()) for term in self._terms]
         about = torch.stack([F.normalize(each, dim=-1).mean(0) for each in words])
         stop = F.normalize(_embedding_of(self.qwen, _STOP_WORDS.split()), dim=-1)
         cosines = torch.cat([about, stop]) @ tokens.mT
         labels = F.pad(labels_of(pictures, self._terms), (0, len(stop)))
         return self.grounding(cosines, labels)
 
-    def answer_logits(self, tokens: Tensor, batch: Sequences) -> Tensor:
+    def answer_logits(self, features: Tensor, batch: Sequences) -> Tensor:
         rows = self.qwen.get_input_embeddings()(batch.ids)
         states = self.qwen.model.language_model(
-            inputs_embeds=put_tokens(rows, tokens, _FIRST_TOKEN),
+            inputs_embeds=put_tokens(rows, features, _FIRST_TOKEN),
             position_ids=batch.positions.permute(2, 0, 1),
             attention_mask={"full_attention": batch.mask},
         ).last_hidden_state
@@ -141,9 +147,9 @@ class Qwen(Student):
         )
 
 
-def _embedding_of(qwen: Any, words: Sequence[str | None]) -> Tensor:
+def _embedding_of(qwen: Any, words: Sequence[str]) -> Tensor:
     """Return the embeddings [M, H] of words as they stand inside a question, float32."""
-    texts = [f"a{word}" if word == "?" else f"a {word}" for word in words if word]
+    texts = [f"a{word}" if word == "?" else f"a {word}" for word in words]
     ids = torch.tensor([tokenizer().encode(text).ids[-1] for text in texts])
     return qwen.get_input_embeddings()(ids).float()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a patch may be about: a colour, a shape, or both, and whether a picture shows it.
+"""What a patch may be about (a colour, a shape, both, a letter), and whether a picture shows it.
 
 Patches learn what they are about from labels of whole pictures: is there anything red, is there a
 red star? No label says where. That the best patch of a picture with a red star must score high,
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorprune_vllm.tools.clutter import COLOURS, SHAPES, SIGN
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.tools.clutter import COLOURS, LETTERS, SHAPES, SIGN
+from anchorprune_vllm.tools.vqa_data import Picture, Shown
 
 _SHARPNESS = 30.0
 """Of the soft maximum over the patches of a picture, in cosines."""
@@ -26,29 +26,35 @@ _SHARPNESS = 30.0
 
 @dataclass(frozen=True)
 class Term:
-    """A colour, a shape, or both."""
+    """A colour, a shape, or both; or a letter."""
 
-    colour: str | None
-    shape: str | None
+    colour: str | None = None
+    shape: str | None = None
+    letter: str = ""
 
-    def is_true_of(self, thing: tuple[str, str]) -> bool:
-        colour, shape = thing
-        return self.colour in (None, colour) and self.shape in (None, shape)
+    def is_true_of(self, thing: Shown) -> bool:
+        is_such = self.colour in (None, thing.colour) and self.shape in (None, thing.shape)
+        return is_such and self.letter in thing.letters
+
+    def words(self) -> list[str]:
+        """Return the term's words."""
+        return [word for word in (self.colour, self.shape, self.letter) if word]
 
 
 def all_terms() -> list[Term]:
-    """Return every colour, every shape, and every pair of them."""
+    """Return every colour, every shape, every pair of them, and every letter."""
     shapes = (*SHAPES, SIGN, "letter")
-    return [
+    pairs = [
         Term(colour, shape)
         for colour in (None, *COLOURS)
         for shape in (None, *shapes)
         if (colour, shape) != (None, None)
     ]
+    return [*pairs, *(Term(letter=letter) for letter in LETTERS)]
 
 
 @cache
-def _truths(terms: tuple[Term, ...], thing: tuple[str, str]) -> Tensor:
+def _truths(terms: tuple[Term, ...], thing: Shown) -> Tensor:
     return torch.tensor([term.is_true_of(thing) for term in terms])
 
 

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.progress import track
-from torch import nn
+from torch import Tensor, nn
 
 from anchorprune_vllm.tools.vqa_data import Picture
 from examples.train_demo.muon import optimizers_of
@@ -24,21 +25,42 @@ from examples.train_demo.student import Student
 BATCH = 32
 STEPS_PER_ROUND = 100
 """Between two checkpoints."""
-SEEING_ALONE = 0.15
-"""Share of the training before the language model joins in: until then it would see noise."""
+
+
+Phase = Literal["seeing", "answering"]
+
+
+class Rounds(NamedTuple):
+    """How long each phase of a training takes."""
+
+    seeing: int
+    """The tower learns to see, by what is true of the images."""
+    answering: int
+    """Behind the tower, which stays as it is, the language model learns to answer."""
+
+    def at(self, done: int) -> tuple[Phase, int]:
+        """Return the phase after so many rounds, and how many rounds of it are done."""
+        if done < self.seeing:
+            return "seeing", done
+        return "answering", done - self.seeing
 
 
 class Training:
     """A model, its optimisers and its progress, in one file."""
 
-    def __init__(self, out: Path, student: type[Student], seed: int, rounds: int) -> None:
+    def __init__(self, out: Path, student: type[Student], seed: int, rounds: Rounds) -> None:
         torch.manual_seed(seed)
         out.parent.mkdir(parents=True, exist_ok=True)
         self.out = out
-        self.settings = {"model": student.__name__, "seed": seed, "rounds": rounds}
+        self.rounds = rounds
+        self.settings = {"model": student.__name__, "seed": seed, "rounds": tuple(rounds)}
         self.model = student()
-        self.optimizers = optimizers_of(self.model)
+        self.optimizers = {
+            "seeing": optimizers_of(self.model.seeing_parameters()),
+            "answering": optimizers_of(self.model.answering_parameters()),
+        }
         self.rounds_done = 0
+        self._features: dict[int, tuple[Picture, Tensor]] = {}
         self.state = out.parent / f"{out.name}.training.pt"
         if self.state.exists():
             self._load()
@@ -51,8 +73,9 @@ class Training:
                 "to go on, or remove it to begin anew"
             )
         self.model.load_state_dict(saved["model"])
-        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for phase, optimizers in self.optimizers.items():
+            for optimizer, state in zip(optimizers, saved["optimizers"][phase], strict=True):
+                optimizer.load_state_dict(state)
         self.rounds_done = saved["rounds_done"]
 
     def save(self) -> None:
@@ -60,7 +83,10 @@ class Training:
         saved = {
             "settings": self.settings,
             "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizers": {
+                phase: [optimizer.state_dict() for optimizer in optimizers]
+                for phase, optimizers in self.optimizers.items()
+            },
             "rounds_done": self.rounds_done,
         }
         scratch = self.state.with_suffix(".tmp")
@@ -69,45 +95,54 @@ class Training:
 
     def run(self) -> None:
         """Train what is left, and write the model."""
-        rounds, held_out = self.settings["rounds"], validation()
-        while self.rounds_done < rounds:
-            losses = []
-            title = f"round {self.rounds_done + 1} of {rounds}"
-            for number in track(range(STEPS_PER_ROUND), title):
-                losses.append(self._step(self.rounds_done * STEPS_PER_ROUND + number))
+        held_out = validation()
+        while self.rounds_done < sum(self.rounds):
+            phase, number = self.rounds.at(self.rounds_done)
+            title = f"{phase}, round {number + 1} of {getattr(self.rounds, phase)}"
+            losses = [
+                self._step(phase, number * STEPS_PER_ROUND + step)
+                for step in track(range(STEPS_PER_ROUND), title)
+            ]
             self.rounds_done += 1
             self.save()
-            seeing, answering = np.mean(losses, axis=0)
-            print(f"{title}: loss of seeing {seeing:.3f}, of answering {answering:.3f}; held out:")
-            for name, pictures in held_out.items():
-                print(f"  {name}: {written(evaluate(self.model, pictures))}", flush=True)
+            print(f"{title}: loss {np.mean(losses):.3f}", flush=True)
+            if phase == "answering":
+                for name, pictures in held_out.items():
+                    print(f"  {name}: {written(evaluate(self.model, pictures))}", flush=True)
         self.write()
 
-    def _step(self, number: int) -> tuple[float, float]:
-        share = number / (self.settings["rounds"] * STEPS_PER_ROUND)
+    def _step(self, phase: Phase, number: int) -> float:
         # Each step draws its own numbers, so a training that was stopped goes on as it would have.
-        rng = random.Random(f"{self.settings['seed']} {number}")
-        self._set_rate(share)
+        rng = random.Random(f"{self.settings['seed']} {phase} {number}")
+        self._set_rate(phase, number / (getattr(self.rounds, phase) * STEPS_PER_ROUND))
         pictures = batch_of(rng, BATCH)
-        seen = self.model.see(pixels_of(pictures))
-        seeing = self.model.seeing_loss(seen, pictures)
-        answering = torch.zeros(())
-        if share >= SEEING_ALONE:
+        if phase == "seeing":
+            loss = self.model.seeing_loss(self.model.see(pixels_of(pictures)), pictures)
+        else:
             batch = pack(self.model.chat, pictures, rng)
-            logits = self.model.answer_logits(seen.tokens, batch)
-            answering = F.cross_entropy(logits, batch.wanted)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        (seeing + answering).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
+            logits = self.model.answer_logits(self._features_of(pictures), batch)
+            loss = F.cross_entropy(logits, batch.wanted)
+        self.model.zero_grad()
+        loss.backward()
+        trained = [each for each in self.model.parameters() if each.grad is not None]
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        for optimizer in self.optimizers[phase]:
             optimizer.step()
-        return float(seeing.detach()), float(answering.detach())
+        return float(loss.detach())
 
-    def _set_rate(self, share: float) -> None:
-        """Set the learning rates at a share of the training: up in the first 3%, then to 2%."""
+    @torch.no_grad()
+    def _features_of(self, pictures: Sequence[Picture]) -> Tensor:
+        """Return the features [B, N, D] of pictures; the tower runs once for each of them."""
+        new = [picture for picture in pictures if id(picture) not in self._features]
+        if new:
+            for picture, rows in zip(new, self.model.see(pixels_of(new)).features, strict=True):
+                self._features[id(picture)] = picture, rows.half()
+        return torch.stack([self._features[id(picture)][1] for picture in pictures]).float()
+
+    def _set_rate(self, phase: Phase, share: float) -> None:
+        """Set the learning rates at a share of a phase: up in the first 3%, then to 2%."""
         factor = min(share / 0.03, 1) * (0.02 + 0.98 * (1 - share))
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers[phase]:
             for group in optimizer.param_groups:
                 group.setdefault("full_lr", group["lr"])
                 group["lr"] = group["full_lr"] * factor
@@ -129,7 +164,7 @@ def evaluate(model: Student, pictures: Sequence[Picture]) -> dict[str, float]:
     for start in range(0, len(pictures), BATCH):
         part = pictures[start : start + BATCH]
         batch = pack(model.chat, part, None)
-        logits = model.answer_logits(model.see(pixels_of(part)).tokens, batch)
+        logits = model.answer_logits(model.see(pixels_of(part)).features, batch)
         is_right = iter((logits.argmax(-1) == batch.wanted).tolist())
         for question in (each for picture in part for each in picture.questions):
             # All tokens of an answer must be right, its end too.

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, CLIPModel
 from anchorprune_vllm.tools.clutter import cluttered_scene
 from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.scenes import scene
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.tools.vqa_data import Picture, Shown
 from examples.train_demo import pictures, training
 from examples.train_demo.llava import Llava, phrases_of
 from examples.train_demo.pictures import batch_of, pixels_of, validation
@@ -23,7 +23,7 @@ from examples.train_demo.qwen import Qwen, patches_of
 from examples.train_demo.sequences import pack
 from examples.train_demo.student import Student
 from examples.train_demo.terms import GroundingLoss, Term, all_terms, labels_of
-from examples.train_demo.training import Training, evaluate
+from examples.train_demo.training import Rounds, Training, evaluate
 
 STUDENTS = {"llava": Llava, "qwen": Qwen}
 
@@ -41,10 +41,10 @@ def asked_once(picture: Picture, number: int) -> Picture:
 @torch.inference_mode()
 def test_questions_of_one_picture_do_not_see_each_other(model: Student) -> None:
     shown = cluttered_scene(3)
-    tokens = model.see(pixels_of([shown])).tokens
-    packed = model.answer_logits(tokens, pack(model.chat, [shown], None))
+    features = model.see(pixels_of([shown])).features
+    packed = model.answer_logits(features, pack(model.chat, [shown], None))
     alone = [
-        model.answer_logits(tokens, pack(model.chat, [asked_once(shown, number)], None))
+        model.answer_logits(features, pack(model.chat, [asked_once(shown, number)], None))
         for number in range(len(shown.questions))
     ]
     assert len(alone) == 10
@@ -76,7 +76,7 @@ def test_checkpoint_is_what_was_trained(model: Student, tmp_path: Path) -> None:
     torch.testing.assert_close(inputs.pixel_values, given, atol=0.02, rtol=0)
 
     seen = model.see(pixels)
-    expected = model.answer_logits(seen.tokens, batch)[0]
+    expected = model.answer_logits(seen.features, batch)[0]
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
     logits = loaded(**{**inputs, "pixel_values": given}).logits[0, -1]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -98,13 +98,14 @@ def test_every_word_is_one_token(model: Student) -> None:
 
 
 def test_labels_say_what_is_in_a_picture() -> None:
-    shown = Picture(Any, (), None, (("red", "star"), ("blue", "sign")))
+    shown = Picture(Any, (), None, (Shown("red", "star"), Shown("blue", "sign", "EH")))
     terms = tuple(all_terms())
     (labels,) = labels_of([shown], terms)
     true = {term for term, label in zip(terms, labels.tolist(), strict=True) if label}
     assert true == {
         *(Term("red", "star"), Term("red", None), Term(None, "star")),
         *(Term("blue", "sign"), Term("blue", None), Term(None, "sign")),
+        *(Term(letter="E"), Term(letter="H")),
     }
 
 
@@ -129,11 +130,11 @@ def test_the_best_patch_decides() -> None:
 @torch.inference_mode()
 def test_seeing_loss_is_lower_for_what_is_there(model: Student) -> None:
     """Patches that are put on the words of their picture have a lower loss than on another's."""
-    shown = [Picture(Any, (), "a red star", (("red", "star"),))]
-    other = [Picture(Any, (), "a blue moon", (("blue", "moon"),))]
+    shown = [Picture(Any, (), "a red star", (Shown("red", "star"),))]
+    other = [Picture(Any, (), "a blue moon", (Shown("blue", "moon"),))]
     if isinstance(model, Llava):
         texts = model.embed_texts(
-            [p for t in all_terms() if t.is_true_of(("red", "star")) for p in phrases_of(t)]
+            [p for t in all_terms() if t.is_true_of(Shown("red", "star")) for p in phrases_of(t)]
         )
         seen = model.see(pixels_of([scene(0)]))._replace(patches=texts[None])
     else:
@@ -141,7 +142,7 @@ def test_seeing_loss_is_lower_for_what_is_there(model: Student) -> None:
         ids = torch.tensor([words.encode("a red").ids[-1], words.encode("a star").ids[-1]])
         rows = F.normalize(model.qwen.get_input_embeddings()(ids), dim=-1)
         tokens = torch.stack([rows[0], rows[1], rows.sum(0)])[None]
-        seen = model.see(pixels_of([scene(0)]))._replace(tokens=tokens)
+        seen = model.see(pixels_of([scene(0)]))._replace(patches=tokens)
     assert model.seeing_loss(seen, shown) < model.seeing_loss(seen, other)
 
 
@@ -150,39 +151,72 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of two steps with two pictures each."""
     monkeypatch.setattr(training, "STEPS_PER_ROUND", 2)
     monkeypatch.setattr(training, "BATCH", 2)
-    monkeypatch.setattr(training, "SEEING_ALONE", 0.5)
     monkeypatch.setattr(pictures, "VALIDATION", 2)
 
 
 @pytest.mark.usefixtures("short")
-def test_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Training(tmp_path / "whole", Llava, seed=1, rounds=2)
+@pytest.mark.parametrize("saves", [1, 2])
+def test_goes_on_as_if_never_stopped(
+    saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the tower has learned to see, and while the language model learns to answer."""
+    rounds = Rounds(seeing=1, answering=2)
+    whole = Training(tmp_path / "whole", Llava, seed=1, rounds=rounds)
     whole.run()
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "save", stop_after_one(Training.save))
+        patch.setattr(Training, "save", stopping_after(saves, Training.save))
         with pytest.raises(KeyboardInterrupt):
-            Training(tmp_path / "halves", Llava, seed=1, rounds=2).run()
-    halves = Training(tmp_path / "halves", Llava, seed=1, rounds=2)
-    assert halves.rounds_done == 1
+            Training(tmp_path / "halves", Llava, seed=1, rounds=rounds).run()
+    halves = Training(tmp_path / "halves", Llava, seed=1, rounds=rounds)
+    assert halves.rounds_done == saves
     halves.run()
     assert (tmp_path / "halves" / "clip" / "model.safetensors").exists()
     for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, halves.model.state_dict()[name]), name
+        torch.testing.assert_close(weight, halves.model.state_dict()[name], msg=name)
 
 
-def stop_after_one(save: Any) -> Any:
+def stopping_after(saves: int, save: Any) -> Any:
     def stop(self: Training) -> None:
         save(self)
-        raise KeyboardInterrupt
+        if self.rounds_done == saves:
+            raise KeyboardInterrupt
 
     return stop
 
 
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", STUDENTS)
+def test_each_phase_trains_its_own_part(name: str, tmp_path: Path) -> None:
+    """What sees, and the words that it is held to, stay as they are while answers are learned."""
+    kept: list[dict[str, torch.Tensor]] = []
+    rounds = Rounds(seeing=1, answering=1)
+    learning = Training(tmp_path / "model", STUDENTS[name], seed=1, rounds=rounds)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {key: weight.clone() for key, weight in learning.model.state_dict().items()}
+
+    kept.append(weights())
+    for phase in ("seeing", "answering"):
+        learning._step(phase, 0)
+        kept.append(weights())
+    before, seen, answered = kept
+    moved = [
+        {key for key in before if not torch.equal(old[key], new[key])}
+        for old, new in ((before, seen), (seen, answered))
+    ]
+    assert all(not learning.model.answers_with(key) for key in moved[0])
+    assert all(learning.model.answers_with(key) for key in moved[1])
+    tower = "clip.vision_model." if name == "llava" else "qwen.model.visual."
+    assert any(key.startswith(tower) for key in moved[0])
+    assert any("lm_head" in key for key in moved[1])
+
+
 def test_other_settings_do_not_go_on_with_a_state(tmp_path: Path) -> None:
     out = tmp_path / "new" / "model"
-    Training(out, Llava, seed=1, rounds=2).save()
-    Training(out, Llava, seed=1, rounds=2)
-    for student, seed, rounds in ((Qwen, 1, 2), (Llava, 2, 2), (Llava, 1, 3)):
+    one, other = Rounds(1, 1), Rounds(1, 2)
+    Training(out, Llava, seed=1, rounds=one).save()
+    Training(out, Llava, seed=1, rounds=one)
+    for student, seed, rounds in ((Qwen, 1, one), (Llava, 2, one), (Llava, 1, other)):
         with pytest.raises(SystemExit, match="give the same to go on"):
             Training(out, student, seed, rounds)
 
