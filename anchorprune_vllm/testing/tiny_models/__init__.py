@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny checkpoints with random weights of many model families, in the hub's file format.
+
+One file describes a family, or a few that are alike; `checkpoint.py` writes what they describe.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from anchorprune_vllm.testing.tiny_models.checkpoint import Checkpoint
+
+FAMILIES = {
+    "qwen3-vl": "qwen_vl:qwen3_vl",
+    "qwen2-vl": "qwen_vl:qwen2_vl",
+}
+"""Name of a family → the module of this package and the function in it that describe its model."""
+
+
+def describe_family(name: str) -> Checkpoint:
+    """Return the description of the tiny model of one of `FAMILIES`."""
+    module, function = FAMILIES[name].split(":")
+    checkpoint: Checkpoint = getattr(import_module(f"{__name__}.{module}"), function)()
+    return checkpoint

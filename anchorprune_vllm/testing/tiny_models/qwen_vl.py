@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2-VL, Qwen3-VL with DeepStack, Qwen3.5, and those with experts."""
+
+from typing import Any
+
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLTextConfig,
+    Qwen2VLVideoProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLTextConfig,
+    Qwen3VLVideoProcessor,
+)
+
+from anchorprune_vllm.testing.tiny_models.checkpoint import (
+    Checkpoint,
+    make_tokenizer,
+    text_config,
+)
+
+_MERGE = 2
+_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+_INTERLEAVED_MROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e6,
+    "mrope_section": [12, 10, 10],
+    "mrope_interleaved": True,
+}
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer(
+        ["<|vision_pad|>"],
+        image_token="<|image_pad|>",
+        video_token="<|video_pad|>",
+        vision_bos_token="<|vision_start|>",
+        vision_eos_token="<|vision_end|>",
+    )
+
+
+def _config(
+    config_class: type[PreTrainedConfig],
+    tokenizer: PreTrainedTokenizerFast,
+    text: PreTrainedConfig,
+    vision: dict[str, Any],
+) -> PreTrainedConfig:
+    token_id = tokenizer.convert_tokens_to_ids
+    tiny = {"num_heads": 2, "spatial_merge_size": _MERGE, "temporal_patch_size": 2}
+    return config_class(
+        text_config=text.to_dict(),
+        vision_config=tiny | vision,
+        image_token_id=token_id("<|image_pad|>"),
+        video_token_id=token_id("<|video_pad|>"),
+        vision_start_token_id=token_id("<|vision_start|>"),
+        vision_end_token_id=token_id("<|vision_end|>"),
+    )
+
+
+def _pixels(patch: int) -> dict[str, Any]:
+    """Let images and videos have between 16 and 256 visual tokens (a frame's)."""
+    token = (patch * _MERGE) ** 2
+    return {
+        "size": {"shortest_edge": 16 * token, "longest_edge": 256 * token},
+        "patch_size": patch,
+        "merge_size": _MERGE,
+        "temporal_patch_size": 2,
+    }
+
+
+def qwen2_vl() -> Checkpoint:
+    tokenizer = _tokenizer()
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    text = text_config(Qwen2VLTextConfig, tokenizer, rope_parameters=rope)
+    vision = {"depth": 2, "embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2, "patch_size": 14}
+    processor = Qwen2VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**_pixels(14)),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**_pixels(14)),
+    )
+    return Checkpoint(
+        Qwen2VLForConditionalGeneration,
+        _config(Qwen2VLConfig, tokenizer, text, vision),
+        processor,
+        image=_IMAGE,
+        video=_VIDEO,
+        visual_tokens=(77, 234),
+    )
+
+
+def qwen3_vl() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(
+        Qwen3VLTextConfig,
+        tokenizer,
+        num_hidden_layers=4,
+        head_dim=64,
+        rope_parameters=_INTERLEAVED_MROPE,
+    )
+    return Checkpoint(
+        Qwen3VLForConditionalGeneration,
+        _config(Qwen3VLConfig, tokenizer, text, _vision_of_qwen3(deepstack_visual_indexes=[1, 2])),
+        _processor_of_qwen3(tokenizer),
+        image=_IMAGE,
+        video=_VIDEO,
+        visual_tokens=(54, 234),
+    )
+
+
+def _vision_of_qwen3(**others: Any) -> dict[str, Any]:
+    return {
+        "depth": 4,
+        "hidden_size": 64,
+        "out_hidden_size": 128,
+        "intermediate_size": 128,
+        "patch_size": 16,
+        "num_position_embeddings": 256,
+        **others,
+    }
+
+
+def _processor_of_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**_pixels(16)),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**_pixels(16)),
+    )
