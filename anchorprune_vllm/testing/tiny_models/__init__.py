@@ -15,12 +15,20 @@ if TYPE_CHECKING:  # importing transformers takes seconds
 FAMILIES = {
     "qwen3-vl": "qwen_vl:qwen3_vl",
     "qwen2-vl": "qwen_vl:qwen2_vl",
+    "internvl": "internvl:internvl",
+    "glm-4v": "glm:glm4v",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 
 
 def describe_family(name: str) -> Checkpoint:
-    """Return the description of the tiny model of one of `FAMILIES`."""
+    """Return the description of the tiny model of one of `FAMILIES`.
+
+    Raises ValueError if a package that its processor needs is not installed.
+    """
     module, function = FAMILIES[name].split(":")
-    checkpoint: Checkpoint = getattr(import_module(f"{__name__}.{module}"), function)()
+    try:
+        checkpoint: Checkpoint = getattr(import_module(f"{__name__}.{module}"), function)()
+    except ImportError as error:
+        raise ValueError(f"{name}: {error}") from error
     return checkpoint

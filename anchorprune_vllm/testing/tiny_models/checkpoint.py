@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -24,6 +25,15 @@ from anchorprune_vllm.tools.demo_tokenizers import WORDS, make_qwen_tokenizer
 
 _PAD, _START, _END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _MAX_LENGTH = 8192
+TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+"""The sizes of an image tower, where its configuration has the usual names for them."""
+SIGLIP_ON_THE_HUB = {"vision_tower.": "vision_tower.vision_model."}
+"""Names of weights: transformers 5 has done away with a level that the hub's files have."""
 _GAIN = 1.5  # Attention chooses then; with less, answers hardly depend on what was asked.
 
 # Images, videos and text in the order of the message, in ChatML.
@@ -90,7 +100,8 @@ class Checkpoint:
                 _draw_parameter(parameter, draw)
             for module in model.modules():
                 if isinstance(module, torch.nn.Embedding):
-                    module.weight.normal_(0, 0.5, generator=draw)
+                    factor = float(getattr(module, "embed_scale", 1))  # Gemma's multiply by it
+                    module.weight.normal_(0, 0.5 / factor, generator=draw)
             _let_it_answer_in_words(model, self.processor.tokenizer, draw)
         return model
 
@@ -143,17 +154,23 @@ def _rename_weights(path: Path, hub_names: Mapping[str, str]) -> None:
 
 
 def make_tokenizer(
-    specials: Sequence[str] = (), *, bos: str | None = None, **named: str
+    specials: Sequence[str] = (),
+    *,
+    words: Sequence[str] = (),
+    bos: str | None = None,
+    **named: str,
 ) -> PreTrainedTokenizerFast:
-    """Return Qwen's tokenizer with special tokens of the family's own.
+    """Return Qwen's tokenizer with special tokens, and with words, of the family's own.
 
     `named` ones are those that its processor asks the tokenizer for: `image_token="<image>"`.
     """
     tokens = dict.fromkeys(
         (_PAD, _START, _END, *([bos] if bos else []), *named.values(), *specials)
     )
+    pipeline = make_qwen_tokenizer(list(dict.fromkeys(tokens)))
+    pipeline.add_tokens([AddedToken(word, normalized=False) for word in words])
     return PreTrainedTokenizerFast(
-        tokenizer_object=make_qwen_tokenizer(list(dict.fromkeys(tokens))),
+        tokenizer_object=pipeline,
         bos_token=bos,
         eos_token=_END,
         pad_token=_PAD,
