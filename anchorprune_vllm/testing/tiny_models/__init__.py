@@ -17,6 +17,10 @@ FAMILIES = {
     "qwen2-vl": "qwen_vl:qwen2_vl",
     "internvl": "internvl:internvl",
     "glm-4v": "glm:glm4v",
+    "mistral3": "pixtral_tower:mistral3",
+    "idefics3": "idefics:idefics3",
+    "smolvlm": "idefics:smolvlm",
+    "llama4": "llama4:llama4",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 
