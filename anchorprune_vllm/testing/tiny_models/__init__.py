@@ -7,32 +7,51 @@ One file describes a family, or a few that are alike; `checkpoint.py` writes wha
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # importing transformers takes seconds
-    from anchorprune_vllm.testing.tiny_models.checkpoint import Checkpoint
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FAMILIES = {
     "qwen3-vl": "qwen_vl:qwen3_vl",
     "qwen2-vl": "qwen_vl:qwen2_vl",
     "internvl": "internvl:internvl",
+    "gemma3": "gemma:gemma3",
     "glm-4v": "glm:glm4v",
     "mistral3": "pixtral_tower:mistral3",
     "idefics3": "idefics:idefics3",
     "smolvlm": "idefics:smolvlm",
     "llama4": "llama4:llama4",
+    "qwen3.5": "qwen_vl:qwen3_5",
+    "gemma4": "gemma:gemma4",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 
 
-def describe_family(name: str) -> Checkpoint:
+class TinyModel(Protocol):
+    """The description of a family's tiny model."""
+
+    @property
+    def architecture_name(self) -> str:
+        """Its name in vLLM's registry."""
+
+    @property
+    def visual_tokens(self) -> tuple[int, int]:
+        """Return those of an image of 300x200 pixels, and of one of 1200x900."""
+
+    def write(self, directory: Path, seed: int) -> None:
+        """Write the files that the hub would have; the same seed gives the same bytes."""
+
+
+def describe_family(name: str) -> TinyModel:
     """Return the description of the tiny model of one of `FAMILIES`.
 
     Raises ValueError if a package that its processor needs is not installed.
     """
     module, function = FAMILIES[name].split(":")
     try:
-        checkpoint: Checkpoint = getattr(import_module(f"{__name__}.{module}"), function)()
+        # Only now: importing transformers takes seconds.
+        model: TinyModel = getattr(import_module(f"{__name__}.{module}"), function)()
     except ImportError as error:
         raise ValueError(f"{name}: {error}") from error
-    return checkpoint
+    return model

@@ -63,47 +63,73 @@ class Checkpoint:
     """What the chat template writes for an image."""
     visual_tokens: tuple[int, int]
     """Of an image of 300x200 pixels, and of one of 1200x900."""
+    max_images: int | None = None
+    """In a prompt; None: any number."""
     video: str = ""
     """What the chat template writes for a video; empty: the family takes none."""
     architecture: str = ""
     """Its name in vLLM's registry, where that is not the name of `model_class`."""
     hub_names: Mapping[str, str] = field(default_factory=dict)
     """Part of a weight's name in transformers → the same on the hub, which vLLM expects."""
+    transposed_on_hub: Sequence[str] = ()
+    """Parts of the names of weights whose last two dimensions are the other way round there."""
+    config_json: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of config.json that are other on the hub than transformers writes them."""
 
     def write(self, directory: Path, seed: int) -> None:
         """Write the files that the hub would have."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.processor.chat_template = chat_template(self.image, self.video)
+        template = chat_template(self.image, self.video)
+        # BLIP-2's processor keeps none itself.
+        self.processor.chat_template = self.processor.tokenizer.chat_template = template
         self.processor.save_pretrained(directory)
-        model = self._random_model(seed)
+        words = ["Ġ" + word for word in WORDS.split()]
+        word_ids = self.processor.tokenizer.convert_tokens_to_ids(words)
+        model = random_model(self.model_class, self.config, word_ids, seed)
         model.generation_config = GenerationConfig(do_sample=False)
         with _no_progress_bar():
             model.save_pretrained(directory)
-        if self.hub_names:
-            _rename_weights(directory / "model.safetensors", self.hub_names)
+        if self.hub_names or self.transposed_on_hub:
+            self._change_to_hub_format(directory / "model.safetensors")
         path = directory / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         config |= {"architectures": [self.architecture_name], "dtype": "float32"}
+        config |= self.config_json
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def _change_to_hub_format(self, path: Path) -> None:
+        weights = {}
+        for name, weight in load_file(path).items():
+            if any(part in name for part in self.transposed_on_hub):
+                weight = weight.mT.contiguous()
+            weights[rename(name, self.hub_names)] = weight
+        save_file(weights, path, metadata={"format": "pt"})
 
     @property
     def architecture_name(self) -> str:
         return self.architecture or self.model_class.__name__
 
-    def _random_model(self, seed: int) -> PreTrainedModel:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # for what the class draws itself: vectors, and buffers
-            model = self.model_class(self.config).float().eval()
-        draw = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                _draw_parameter(parameter, draw)
-            for module in model.modules():
-                if isinstance(module, torch.nn.Embedding):
-                    factor = float(getattr(module, "embed_scale", 1))  # Gemma's multiply by it
-                    module.weight.normal_(0, 0.5 / factor, generator=draw)
-            _let_it_answer_in_words(model, self.processor.tokenizer, draw)
-        return model
+
+def random_model(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    word_ids: Sequence[int],
+    seed: int,
+) -> PreTrainedModel:
+    """Return a model whose answers depend on image and question, and are these tokens only."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # for what the class draws itself: vectors, and buffers
+        model = model_class(config).float().eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            _draw_parameter(parameter, draw)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                factor = float(getattr(module, "embed_scale", 1))  # Gemma's multiply by it
+                module.weight.normal_(0, 0.5 / factor, generator=draw)
+        _let_it_answer_in_words(model, word_ids, draw)
+    return model
 
 
 @contextmanager
@@ -128,7 +154,7 @@ def _draw_parameter(parameter: torch.Tensor, draw: torch.Generator) -> None:
 
 
 def _let_it_answer_in_words(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, draw: torch.Generator
+    model: PreTrainedModel, word_ids: Sequence[int], draw: torch.Generator
 ) -> None:
     """Give the rows of words large logits of both signs, and all others none.
 
@@ -140,17 +166,14 @@ def _let_it_answer_in_words(
         head.normal_(0, scale, generator=draw)
     else:
         head.zero_()
-    words = tokenizer.convert_tokens_to_ids(["Ġ" + word for word in WORDS.split()])
-    head[words] = 3 * scale * torch.randn(len(words), head.shape[1], generator=draw)
+    head[word_ids] = 3 * scale * torch.randn(len(word_ids), head.shape[1], generator=draw)
 
 
-def _rename_weights(path: Path, hub_names: Mapping[str, str]) -> None:
-    weights = {}
-    for name, weight in load_file(path).items():
-        for here, on_the_hub in hub_names.items():
-            name = name.replace(here, on_the_hub)
-        weights[name] = weight
-    save_file(weights, path, metadata={"format": "pt"})
+def rename(name: str, parts: Mapping[str, str]) -> str:
+    """Replace each of `parts` in the name of a weight, in their order."""
+    for here, there in parts.items():
+        name = name.replace(here, there)
+    return name
 
 
 def make_tokenizer(

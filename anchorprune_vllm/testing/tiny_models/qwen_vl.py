@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import (
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
@@ -12,8 +13,17 @@ from transformers import (
     Qwen2VLProcessor,
     Qwen2VLTextConfig,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3VLMoeTextConfig,
     Qwen3VLProcessor,
     Qwen3VLTextConfig,
     Qwen3VLVideoProcessor,
@@ -33,6 +43,35 @@ _INTERLEAVED_MROPE = {
     "rope_theta": 1e6,
     "mrope_section": [12, 10, 10],
     "mrope_interleaved": True,
+}
+_VISION_OF_QWEN3 = {
+    "depth": 4,
+    "hidden_size": 64,
+    "out_hidden_size": 128,
+    "intermediate_size": 128,
+    "patch_size": 16,
+    "num_position_embeddings": 256,
+}
+_DEEPSTACK_VISION = {**_VISION_OF_QWEN3, "deepstack_visual_indexes": [1, 2]}
+_DEEPSTACK_TEXT: dict[str, Any] = {
+    "num_hidden_layers": 4,  # more than there are layers of the tower to add
+    "head_dim": 64,
+    "rope_parameters": _INTERLEAVED_MROPE,
+}
+_LINEAR_ATTENTION: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "rope_parameters": {**_INTERLEAVED_MROPE, "partial_rotary_factor": 1.0},
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 192,
 }
 
 
@@ -97,38 +136,70 @@ def qwen2_vl() -> Checkpoint:
 
 def qwen3_vl() -> Checkpoint:
     tokenizer = _tokenizer()
-    text = text_config(
-        Qwen3VLTextConfig,
-        tokenizer,
-        num_hidden_layers=4,
-        head_dim=64,
-        rope_parameters=_INTERLEAVED_MROPE,
-    )
-    return Checkpoint(
+    text = text_config(Qwen3VLTextConfig, tokenizer, **_DEEPSTACK_TEXT)
+    return _qwen3(
         Qwen3VLForConditionalGeneration,
-        _config(Qwen3VLConfig, tokenizer, text, _vision_of_qwen3(deepstack_visual_indexes=[1, 2])),
-        _processor_of_qwen3(tokenizer),
-        image=_IMAGE,
-        video=_VIDEO,
-        visual_tokens=(54, 234),
+        _config(Qwen3VLConfig, tokenizer, text, _DEEPSTACK_VISION),
+        tokenizer,
     )
 
 
-def _vision_of_qwen3(**others: Any) -> dict[str, Any]:
-    return {
-        "depth": 4,
-        "hidden_size": 64,
-        "out_hidden_size": 128,
-        "intermediate_size": 128,
-        "patch_size": 16,
-        "num_position_embeddings": 256,
-        **others,
-    }
+def qwen3_vl_moe() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(
+        Qwen3VLMoeTextConfig, tokenizer, **_DEEPSTACK_TEXT, **_EXPERTS, norm_topk_prob=True
+    )
+    return _qwen3(
+        Qwen3VLMoeForConditionalGeneration,
+        _config(Qwen3VLMoeConfig, tokenizer, text, _DEEPSTACK_VISION),
+        tokenizer,
+        transposed_on_hub=["mlp.experts."],
+    )
 
 
-def _processor_of_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
-    return Qwen3VLProcessor(
+def qwen3_5() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(Qwen3_5TextConfig, tokenizer, **_LINEAR_ATTENTION)
+    return _qwen3(
+        Qwen3_5ForConditionalGeneration,
+        _config(Qwen3_5Config, tokenizer, text, _VISION_OF_QWEN3),
+        tokenizer,
+    )
+
+
+def qwen3_5_moe() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(
+        Qwen3_5MoeTextConfig,
+        tokenizer,
+        **_LINEAR_ATTENTION,
+        **_EXPERTS,
+        shared_expert_intermediate_size=128,
+    )
+    return _qwen3(
+        Qwen3_5MoeForConditionalGeneration,
+        _config(Qwen3_5MoeConfig, tokenizer, text, _VISION_OF_QWEN3),
+        tokenizer,
+    )
+
+
+def _qwen3(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    **others: Any,
+) -> Checkpoint:
+    processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**_pixels(16)),
         tokenizer=tokenizer,
         video_processor=Qwen3VLVideoProcessor(**_pixels(16)),
+    )
+    return Checkpoint(
+        model_class,
+        config,
+        processor,
+        image=_IMAGE,
+        video=_VIDEO,
+        visual_tokens=(54, 234),
+        **others,
     )
