@@ -4,6 +4,10 @@
 from typing import Any
 
 from transformers import (
+    Exaone4_5_Config,
+    Exaone4_5_ForConditionalGeneration,
+    Exaone4_5_Processor,
+    Exaone4Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -58,7 +62,7 @@ _DEEPSTACK_TEXT: dict[str, Any] = {
     "head_dim": 64,
     "rope_parameters": _INTERLEAVED_MROPE,
 }
-_LINEAR_ATTENTION: dict[str, Any] = {
+LINEAR_ATTENTION: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 64,
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -134,6 +138,40 @@ def qwen2_vl() -> Checkpoint:
     )
 
 
+def exaone4_5() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(
+        Exaone4Config,
+        tokenizer,
+        head_dim=64,
+        sliding_window=512,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 128,
+        "out_hidden_size": 128,
+        "patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": [1],
+    }
+    processor = Exaone4_5_Processor(
+        Qwen2VLImageProcessor(**_pixels(14)), tokenizer, Qwen2VLVideoProcessor(**_pixels(14))
+    )
+    return Checkpoint(
+        Exaone4_5_ForConditionalGeneration,
+        _config(Exaone4_5_Config, tokenizer, text, vision),
+        processor,
+        image=_IMAGE,
+        video=_VIDEO,
+        visual_tokens=(77, 234),
+    )
+
+
 def qwen3_vl() -> Checkpoint:
     tokenizer = _tokenizer()
     text = text_config(Qwen3VLTextConfig, tokenizer, **_DEEPSTACK_TEXT)
@@ -159,7 +197,7 @@ def qwen3_vl_moe() -> Checkpoint:
 
 def qwen3_5() -> Checkpoint:
     tokenizer = _tokenizer()
-    text = text_config(Qwen3_5TextConfig, tokenizer, **_LINEAR_ATTENTION)
+    text = text_config(Qwen3_5TextConfig, tokenizer, **LINEAR_ATTENTION)
     return _qwen3(
         Qwen3_5ForConditionalGeneration,
         _config(Qwen3_5Config, tokenizer, text, _VISION_OF_QWEN3),
@@ -172,7 +210,7 @@ def qwen3_5_moe() -> Checkpoint:
     text = text_config(
         Qwen3_5MoeTextConfig,
         tokenizer,
-        **_LINEAR_ATTENTION,
+        **LINEAR_ATTENTION,
         **_EXPERTS,
         shared_expert_intermediate_size=128,
     )

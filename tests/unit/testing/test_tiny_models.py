@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny checkpoints load like the hub's, and are the same each time."""
 
+import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import AutoConfig, AutoProcessor
+from transformers import AutoConfig, AutoProcessor, BatchFeature
 
 from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.demo_model import describe, make_demo_model
 
 Models = Callable[[str], Path]
+
+NEEDED = {"smolvlm": "num2words"}
+"""Package that a family's processor needs, and vLLM does not install."""
+
+ALL = [
+    pytest.param(
+        family,
+        marks=pytest.mark.skipif(
+            family in NEEDED and importlib.util.find_spec(NEEDED[family]) is None,
+            reason=f"{NEEDED.get(family)} is not installed",
+        ),
+    )
+    for family in FAMILIES
+]
+OF_TRANSFORMERS = [family for family in ALL if family.values != ("pixtral",)]
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +50,13 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(pixels).resize((width, height))
 
 
-def processed(model: Path, *images: Image.Image) -> Any:
+def processed(model: Path, *images: Image.Image) -> BatchFeature:
     """What the processor makes of a chat's turn with these images."""
     processor = AutoProcessor.from_pretrained(model)
     content = [*[{"type": "image"}] * len(images), {"type": "text", "text": "What color is it?"}]
-    text = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True
+    has_template = processor if processor.chat_template else processor.tokenizer
+    text = has_template.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
     assert text.startswith("<|im_start|>user\n")
     assert text.endswith("What color is it?<|im_end|>\n<|im_start|>assistant\n")
@@ -54,27 +70,29 @@ def visual_tokens(model: Path, *images: Image.Image) -> int:
     return (processed(model, *images)["input_ids"] == token_id).sum().item()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_TRANSFORMERS)
 def test_config_names_the_architecture(family: str, models: Models) -> None:
     config = AutoConfig.from_pretrained(models(family))
     assert config.architectures == [describe_family(family).architecture_name]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_TRANSFORMERS)
 def test_visual_tokens_are_as_declared(family: str, models: Models) -> None:
     small, large = describe_family(family).visual_tokens
     assert visual_tokens(models(family), noise(300, 200)) == small
     assert visual_tokens(models(family), noise(1200, 900)) == large
-    assert 16 <= small <= large <= 512
+    assert 16 <= small <= large <= 400
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_processor_takes_two_images(family: str, models: Models) -> None:
+@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+def test_processor_takes_several_images(family: str, models: Models) -> None:
+    if describe_family(family).max_images == 1:
+        pytest.skip("vLLM serves this family with one image only")
     both = visual_tokens(models(family), noise(300, 200), noise(200, 320))
     assert both > visual_tokens(models(family), noise(300, 200))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_bytes_depend_on_the_seed_alone(family: str, models: Models, tmp_path: Path) -> None:
     describe_family(family).write(tmp_path / "same", seed=0)
     describe_family(family).write(tmp_path / "other", seed=1)
@@ -84,10 +102,11 @@ def test_bytes_depend_on_the_seed_alone(family: str, models: Models, tmp_path: P
     )
     assert set(one) == {*same, "demo_model.json"}
     assert {name for name in same if same[name] != one[name]} == set()
-    assert {name for name in other if other[name] != one[name]} == {"model.safetensors"}
+    (changed,) = [name for name in other if other[name] != one[name]]
+    assert changed in ("model.safetensors", "consolidated.safetensors")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_describe(family: str, models: Models) -> None:
     checkpoint, line = describe_family(family), describe(models(family))
     assert line.startswith(f"{checkpoint.architecture_name}: {checkpoint.visual_tokens[0]} visual ")
