@@ -24,7 +24,9 @@ FAMILIES = {
     "llama4": "llama4:llama4",
     "qwen3.5": "qwen_vl:qwen3_5",
     "qwen3-vl-moe": "qwen_vl:qwen3_vl_moe",
+    "qwen3.5-moe": "qwen_vl:qwen3_5_moe",
     "gemma4": "gemma:gemma4",
+    "pixtral": "pixtral:pixtral",
     "internvl-chat": "internvl_chat:internvl_chat",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
