@@ -28,6 +28,9 @@ FAMILIES = {
     "gemma4": "gemma:gemma4",
     "pixtral": "pixtral:pixtral",
     "internvl-chat": "internvl_chat:internvl_chat",
+    "lfm2-vl": "lfm2_vl:lfm2_vl",
+    "cohere2-vision": "cohere:cohere2_vision",
+    "paligemma": "paligemma:paligemma",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

@@ -69,6 +69,8 @@ class Checkpoint:
     """What the chat template writes for a video; empty: the family takes none."""
     architecture: str = ""
     """Its name in vLLM's registry, where that is not the name of `model_class`."""
+    whole_config: PreTrainedConfig | None = None
+    """The configuration on the hub, where that of `model_class` is a part of it."""
     hub_names: Mapping[str, str] = field(default_factory=dict)
     """Part of a weight's name in transformers → the same on the hub, which vLLM expects."""
     transposed_on_hub: Sequence[str] = ()
@@ -91,6 +93,8 @@ class Checkpoint:
             model.save_pretrained(directory)
         if self.hub_names or self.transposed_on_hub:
             self._change_to_hub_format(directory / "model.safetensors")
+        if self.whole_config is not None:
+            self.whole_config.save_pretrained(directory)
         path = directory / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         config |= {"architectures": [self.architecture_name], "dtype": "float32"}
