@@ -31,6 +31,8 @@ FAMILIES = {
     "lfm2-vl": "lfm2_vl:lfm2_vl",
     "cohere2-vision": "cohere:cohere2_vision",
     "paligemma": "paligemma:paligemma",
+    "aria": "aria:aria",
+    "blip2": "blip2:blip2",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

@@ -65,6 +65,7 @@ def processed(model: Path, *images: Image.Image) -> BatchFeature:
 
 def visual_tokens(model: Path, *images: Image.Image) -> int:
     config = AutoConfig.from_pretrained(model)
+    config = getattr(config, "thinker_config", config)
     names = ("image_token_id", "image_token_index")
     (token_id,) = {value for name in names if (value := getattr(config, name, None)) is not None}
     return (processed(model, *images)["input_ids"] == token_id).sum().item()
