@@ -33,6 +33,8 @@ FAMILIES = {
     "paligemma": "paligemma:paligemma",
     "aria": "aria:aria",
     "blip2": "blip2:blip2",
+    "glm-ocr": "glm:glm_ocr",
+    "paddleocr-vl": "paddle_ocr:paddle_ocr_vl",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

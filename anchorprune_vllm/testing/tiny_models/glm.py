@@ -7,9 +7,17 @@ from transformers import (
     Glm4vConfig,
     Glm4vForConditionalGeneration,
     Glm4vImageProcessor,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
+    Glm4vMoeTextConfig,
     Glm4vProcessor,
     Glm4vTextConfig,
     Glm4vVideoProcessor,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
+    GlmOcrTextConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -35,17 +43,48 @@ _VISION = {
 _ROPE = {
     "rope_type": "default",
     "rope_theta": 1e4,
-    "mrope_section": [8, 12, 12],
-    "partial_rotary_factor": 1.0,
+    "mrope_section": [4, 6, 6],
+    "partial_rotary_factor": 0.5,
 }
 
 
 def glm4v() -> Checkpoint:
     tokenizer = _tokenizer()
     text = text_config(Glm4vTextConfig, tokenizer, rope_parameters=_ROPE)
+    return _checkpoint(Glm4vForConditionalGeneration, Glm4vConfig, tokenizer, text)
+
+
+def glm4v_moe() -> Checkpoint:
+    tokenizer = _tokenizer()
+    text = text_config(
+        Glm4vMoeTextConfig,
+        tokenizer,
+        head_dim=64,
+        rope_parameters=_ROPE,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=192,
+        use_qk_norm=False,
+    )
+    return _checkpoint(Glm4vMoeForConditionalGeneration, Glm4vMoeConfig, tokenizer, text)
+
+
+def glm_ocr() -> Checkpoint:
+    tokenizer = _tokenizer()
+    rope = {**_ROPE, "mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
+    text = text_config(GlmOcrTextConfig, tokenizer, head_dim=64, rope_parameters=rope)
+    return _checkpoint(GlmOcrForConditionalGeneration, GlmOcrConfig, tokenizer, text)
+
+
+def _checkpoint(
+    model_class: type[PreTrainedModel],
+    config_class: type[PreTrainedConfig],
+    tokenizer: PreTrainedTokenizerFast,
+    text: PreTrainedConfig,
+) -> Checkpoint:
     return Checkpoint(
-        Glm4vForConditionalGeneration,
-        Glm4vConfig(text_config=text.to_dict(), vision_config=_VISION, **_token_ids(tokenizer)),
+        model_class,
+        config_class(text_config=text.to_dict(), vision_config=_VISION, **_token_ids(tokenizer)),
         _processor(tokenizer),
         image=_IMAGE,
         video=_VIDEO,
