@@ -180,7 +180,9 @@ class PruningProcessor(BaseMultiModalProcessor):
 
         requests: dict[str, list[ItemRequest]] = {}
         for modality, items in inputs.mm_data_items.items():
-            if modality not in MODALITIES or isinstance(items, (EmbeddingItems, DictEmbeddingItems)):
+            if modality not in MODALITIES or isinstance(
+                items, (EmbeddingItems, DictEmbeddingItems)
+            ):
                 continue  # sounds, or the client's own embeddings: passed on as given
             found = words.get(modality, [])
             if query is not None and query not in SCOPES:

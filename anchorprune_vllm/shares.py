@@ -69,7 +69,9 @@ def _joined(units: Sequence[KeptTokens], firsts: Sequence[int], tokens: int) -> 
         return units[0]
     weights = None
     if any(unit.weights is not None for unit in units):
-        weights = torch.cat([_wide(unit, first, tokens) for unit, first in zip(units, firsts, strict=True)])
+        weights = torch.cat(
+            [_wide(unit, first, tokens) for unit, first in zip(units, firsts, strict=True)]
+        )
     indices = [unit.indices + first for unit, first in zip(units, firsts, strict=True)]
     return KeptTokens(torch.cat(indices), torch.cat([unit.is_anchor for unit in units]), weights)
 

@@ -126,6 +126,9 @@ def probe(
             token = spread.pop()
         else:
             unlike = (rows[left[0]] != rows[left[1]]).nonzero().flatten()
+            if not len(unlike):  # two names of one order
+                del left[1]
+                continue
             token = int(unlike[len(unlike) // 2])
         with _changed(attention, token):
             moved = (run() != unchanged).any(1).nonzero().flatten().tolist()
@@ -147,7 +150,7 @@ def _rows_of_tokens(order: TowerOrder, media: Sequence[MediaTokens]) -> Tensor:
     return rows
 
 
-class _changed:  # noqa: N801, used as a function
+class _changed:
     """While entered, an attention's output is another at one token."""
 
     def __init__(self, attention: nn.Module, token: int) -> None:

@@ -11,7 +11,6 @@ from anchorprune_vllm.field_slices import EACH, FieldSlice, joined
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, media_key, pop_plans, to_elems
 
-
 PLANS = [
     ItemPlan(
         16,
@@ -40,9 +39,7 @@ def test_fields_and_back() -> None:
     kwargs = {"pixel_values": "untouched", **batched("image", PLANS)}
     read = pop_plans("image", kwargs)
     assert read is not None
-    assert [replace(p, query_ids=None) for p in read] == [
-        replace(p, query_ids=None) for p in PLANS
-    ]
+    assert [replace(p, query_ids=None) for p in read] == [replace(p, query_ids=None) for p in PLANS]
     assert [p.query_ids.tolist() for p in read] == [[[1, 5, 2]], []]
     assert [p.keeps_all for p in read] == [False, True]
     assert kwargs == {"pixel_values": "untouched"}
