@@ -28,6 +28,7 @@ FAMILIES = {
     "gemma4": "gemma:gemma4",
     "pixtral": "pixtral:pixtral",
     "internvl-chat": "internvl_chat:internvl_chat",
+    "qianfan-ocr": "internvl_chat:qianfan_ocr",
     "lfm2-vl": "lfm2_vl:lfm2_vl",
     "cohere2-vision": "cohere:cohere2_vision",
     "paligemma": "paligemma:paligemma",
@@ -35,6 +36,7 @@ FAMILIES = {
     "blip2": "blip2:blip2",
     "glm-ocr": "glm:glm_ocr",
     "paddleocr-vl": "paddle_ocr:paddle_ocr_vl",
+    "cohere-compass": "cohere:cohere_compass",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

@@ -31,6 +31,10 @@ def internvl_chat() -> Checkpoint:
     return _checkpoint(architecture="InternVLChatModel", video="<video>\n")
 
 
+def skywork_r1v() -> Checkpoint:
+    return _checkpoint(architecture="SkyworkR1VChatModel")
+
+
 def qianfan_ocr() -> Checkpoint:
     return _checkpoint()
 
