@@ -109,7 +109,7 @@ def find_text_encoder(model: Path) -> Path | None:
 
 
 def describe(directory: Path) -> str:
-    """One line: architecture, visual tokens per image, parameters, size on disk."""
+    """One line: architecture, visual tokens per image, parameters, size on disk, vLLM's flags."""
     directory = Path(directory)
     pair = find_text_encoder(directory)
     more = f" (and its text encoder's {_parameters(pair):.2f} M)" if pair else ""
@@ -117,6 +117,7 @@ def describe(directory: Path) -> str:
         f"{_architecture_and_visual_tokens(directory)}, "
         f"{_parameters(directory):.2f} M parameters{more}, "
         f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
+        f"{_flags(directory)}"
     )
 
 
@@ -131,6 +132,13 @@ def _architecture_and_visual_tokens(directory: Path) -> str:
         )
     config = _read_json(directory / "config.json")
     return f"{config['architectures'][0]}: {_visual_tokens(directory, config)}"
+
+
+def _flags(directory: Path) -> str:
+    arch = _read_json(directory / _RECORD)["arch"]
+    arguments = describe_family(arch).engine_arguments if arch in FAMILIES else {}
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in arguments.items()]
+    return f"; serve it with {' '.join(flags)}" if flags else ""
 
 
 def _visual_tokens(directory: Path, config: Config) -> str:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 FAMILIES = {
@@ -37,6 +38,7 @@ FAMILIES = {
     "glm-ocr": "glm:glm_ocr",
     "paddleocr-vl": "paddle_ocr:paddle_ocr_vl",
     "cohere-compass": "cohere:cohere_compass",
+    "skywork-r1v": "internvl_chat:skywork_r1v",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 
@@ -46,11 +48,15 @@ class TinyModel(Protocol):
 
     @property
     def architecture_name(self) -> str:
-        """Its name in vLLM's registry."""
+        """Return its name in vLLM's registry."""
 
     @property
     def visual_tokens(self) -> tuple[int, int]:
-        """Return those of an image of 300x200 pixels, and of one of 1200x900."""
+        """Return the numbers for an image of 300x200 pixels, and for one of 1200x900."""
+
+    @property
+    def engine_arguments(self) -> Mapping[str, str]:
+        """Return what vLLM must be told to serve it on a CPU."""
 
     def write(self, directory: Path, seed: int) -> None:
         """Write the files that the hub would have; the same seed gives the same bytes."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What describes a tiny checkpoint, and what writes it."""
+"""The description of a tiny checkpoint, and the writing of its files."""
 
 import json
 import math
@@ -33,7 +33,7 @@ TOWER = {
 }
 """The sizes of an image tower, where its configuration has the usual names for them."""
 SIGLIP_ON_THE_HUB = {"vision_tower.": "vision_tower.vision_model."}
-"""Names of weights: transformers 5 has done away with a level that the hub's files have."""
+"""Names of weights: transformers 5 left out a level that the hub's files have."""
 _GAIN = 1.5  # Attention chooses then; with less, answers hardly depend on what was asked.
 
 # Images, videos and text in the order of the message, in ChatML.
@@ -62,9 +62,11 @@ class Checkpoint:
     image: str
     """What the chat template writes for an image."""
     visual_tokens: tuple[int, int]
-    """Of an image of 300x200 pixels, and of one of 1200x900."""
+    """The numbers for an image of 300x200 pixels, and for one of 1200x900."""
     max_images: int | None = None
-    """In a prompt; None: any number."""
+    """The most images that vLLM accepts in a prompt; None: any number."""
+    engine_arguments: Mapping[str, str] = field(default_factory=dict)
+    """What vLLM must be told to serve it on a CPU."""
     video: str = ""
     """What the chat template writes for a video; empty: the family takes none."""
     architecture: str = ""
@@ -148,7 +150,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _draw_parameter(parameter: torch.Tensor, draw: torch.Generator) -> None:
-    """Draw a matrix anew. Change a vector: a bias or norm that is left out shows then."""
+    """Draw a matrix anew, and change a vector: a bias or norm that is left out will show."""
     if parameter.ndim < 2:
         parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
         return
@@ -191,9 +193,7 @@ def make_tokenizer(
 
     `named` ones are those that its processor asks the tokenizer for: `image_token="<image>"`.
     """
-    tokens = dict.fromkeys(
-        (_PAD, _START, _END, *([bos] if bos else []), *named.values(), *specials)
-    )
+    tokens = [_PAD, _START, _END, *([bos] if bos else []), *named.values(), *specials]
     pipeline = make_qwen_tokenizer(list(dict.fromkeys(tokens)))
     pipeline.add_tokens([AddedToken(word, normalized=False) for word in words])
     return PreTrainedTokenizerFast(
@@ -231,4 +231,8 @@ def padded_vocabulary(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def chat_template(image: str, video: str = "") -> str:
-    return _CHAT_TEMPLATE.replace("IMAGE", json.dumps(image)).replace("VIDEO", json.dumps(video))
+    texts = {"{{ IMAGE }}": image, "{{ VIDEO }}": video}
+    template = _CHAT_TEMPLATE
+    for place, text in texts.items():
+        template = template.replace(place, f"{{{{ {json.dumps(text)} }}}}")
+    return template

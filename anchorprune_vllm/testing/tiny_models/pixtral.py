@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pixtral in Mistral's own format.
-
-vLLM needs `--tokenizer-mode mistral --config-format mistral --load-format mistral` for it.
-"""
+"""Pixtral in Mistral's own format."""
 
 import base64
 import json
@@ -68,8 +65,11 @@ def pixtral() -> "_Pixtral":
 
 
 class _Pixtral:
+    """The description of a model of which transformers knows the weights, but not the files."""
+
     architecture_name = "PixtralForConditionalGeneration"
     visual_tokens = (216, 252)
+    engine_arguments = dict.fromkeys(("tokenizer_mode", "config_format", "load_format"), "mistral")
 
     def write(self, directory: Path, seed: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -62,6 +62,8 @@ _DEEPSTACK_TEXT: dict[str, Any] = {
     "head_dim": 64,
     "rope_parameters": _INTERLEAVED_MROPE,
 }
+BFLOAT16 = {"dtype": "bfloat16"}
+"""Linear attention has no other precision on a CPU."""
 LINEAR_ATTENTION: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 64,
@@ -107,7 +109,7 @@ def _config(
     )
 
 
-def _pixels(patch: int) -> dict[str, Any]:
+def pixel_limits(patch: int) -> dict[str, Any]:
     """Let images and videos have between 16 and 256 visual tokens (a frame's)."""
     token = (patch * _MERGE) ** 2
     return {
@@ -124,9 +126,9 @@ def qwen2_vl() -> Checkpoint:
     text = text_config(Qwen2VLTextConfig, tokenizer, rope_parameters=rope)
     vision = {"depth": 2, "embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2, "patch_size": 14}
     processor = Qwen2VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**_pixels(14)),
+        image_processor=Qwen2VLImageProcessor(**pixel_limits(14)),
         tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(**_pixels(14)),
+        video_processor=Qwen2VLVideoProcessor(**pixel_limits(14)),
     )
     return Checkpoint(
         Qwen2VLForConditionalGeneration,
@@ -144,9 +146,10 @@ def exaone4_5() -> Checkpoint:
         Exaone4Config,
         tokenizer,
         head_dim=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         sliding_window=512,
-        num_hidden_layers=4,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_hidden_layers=8,
+        layer_types=["sliding_attention", "full_attention"] * 4,
     )
     vision = {
         "depth": 2,
@@ -160,7 +163,9 @@ def exaone4_5() -> Checkpoint:
         "fullatt_block_indexes": [1],
     }
     processor = Exaone4_5_Processor(
-        Qwen2VLImageProcessor(**_pixels(14)), tokenizer, Qwen2VLVideoProcessor(**_pixels(14))
+        Qwen2VLImageProcessor(**pixel_limits(14)),
+        tokenizer,
+        Qwen2VLVideoProcessor(**pixel_limits(14)),
     )
     return Checkpoint(
         Exaone4_5_ForConditionalGeneration,
@@ -202,6 +207,7 @@ def qwen3_5() -> Checkpoint:
         Qwen3_5ForConditionalGeneration,
         _config(Qwen3_5Config, tokenizer, text, _VISION_OF_QWEN3),
         tokenizer,
+        engine_arguments=BFLOAT16,
     )
 
 
@@ -218,6 +224,7 @@ def qwen3_5_moe() -> Checkpoint:
         Qwen3_5MoeForConditionalGeneration,
         _config(Qwen3_5MoeConfig, tokenizer, text, _VISION_OF_QWEN3),
         tokenizer,
+        engine_arguments=BFLOAT16,
     )
 
 
@@ -228,9 +235,9 @@ def _qwen3(
     **others: Any,
 ) -> Checkpoint:
     processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**_pixels(16)),
+        image_processor=Qwen2VLImageProcessor(**pixel_limits(16)),
         tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**_pixels(16)),
+        video_processor=Qwen3VLVideoProcessor(**pixel_limits(16)),
     )
     return Checkpoint(
         model_class,
