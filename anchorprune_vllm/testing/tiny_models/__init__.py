@@ -28,6 +28,7 @@ FAMILIES = {
     "qwen3.5-moe": "qwen_vl:qwen3_5_moe",
     "gemma4": "gemma:gemma4",
     "pixtral": "pixtral:pixtral",
+    "pixtral-hf": "pixtral_tower:pixtral_hf",
     "internvl-chat": "internvl_chat:internvl_chat",
     "qianfan-ocr": "internvl_chat:qianfan_ocr",
     "lfm2-vl": "lfm2_vl:lfm2_vl",
