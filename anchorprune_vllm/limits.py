@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anchorprune_vllm.config import PruneConfig
+from anchorprune_vllm.media_tokens import MODALITIES
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.plan import ItemPlan
 
@@ -29,19 +30,22 @@ class SizeLimits:
     """What the method takes at most; None: any number."""
 
     @classmethod
-    def of(cls, info: Any, config: PruneConfig) -> SizeLimits:
-        """Return the limits of a model, of which `info` is vLLM's processing info."""
+    def of(cls, processor: Any, config: PruneConfig) -> SizeLimits:
+        """Return the limits of the model that a processor of vLLM's belongs to."""
+        info = processor.info
         # Nothing is set aside for a modality that `--limit-mm-per-prompt` shuts out.
-        counts = {name: 1 for name, limit in info.allowed_mm_limits.items() if limit > 0}
+        limits = info.allowed_mm_limits
+        counts = {name: 1 for name in MODALITIES if limits.get(name, 0) > 0}
         largest = info.get_mm_max_tokens_per_item(info.ctx.model_config.max_model_len, counts)
+        if largest is None:  # then vLLM takes its dummies for the largest
+            dummies = processor.get_dummy_mm_inputs(counts)["mm_placeholders"]
+            largest = {name: dummies[name][0].get_num_embeds() for name in counts}
         return cls(
             max(largest[name] for name in counts), config.method, method_of(config).most_tokens
         )
 
     def check(self, modality: str, plan: ItemPlan) -> None:
-        """Raise ValueError for an item that is too large; one that keeps all is vLLM's to judge."""
-        if plan.keeps_all:
-            return
+        """Raise ValueError for a pruned item that is too large."""
         tokens, largest_unit = plan.tokens.candidates, max(plan.tokens.unit_sizes)
         if self.of_method is not None and tokens > self.of_method:
             raise ValueError(

@@ -47,7 +47,8 @@ def joined(outputs: Sequence[BatchFeature]) -> BatchFeature:
 
 
 def _join(parts: Sequence[Any]) -> Any:
-    if len(parts) == 1:
+    is_shared = isinstance(parts[0], Tensor) and not parts[0].ndim  # the same for all items
+    if len(parts) == 1 or is_shared:
         return parts[0]
     shapes = {part.shape[1:] if isinstance(part, Tensor) else None for part in parts}
     if len(shapes) == 1 and None not in shapes:

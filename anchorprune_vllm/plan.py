@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What travels with a media item from the processor (API process) to the model (worker).
 
-vLLM carries tensors only, so a plan is written as three small CPU tensors and read back as Python
-values: reading them in the worker waits for no device.
+vLLM carries tensors only, so a plan is written as small CPU tensors and read back as Python values:
+reading them in the worker waits for no device.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
+
+from anchorprune_vllm.field_slices import FieldSlice, Slices
+from anchorprune_vllm.layout import PromptLayout
 
 MediaKey = tuple[int, int]
 
@@ -27,6 +31,8 @@ class PlanFields(NamedTuple):
     counts: str
     media: str
     query: str
+    layout: str
+    slices: str
 
     @classmethod
     def of(cls, modality: str) -> PlanFields:
@@ -67,6 +73,10 @@ class ItemPlan:
     media_key: MediaKey
     query_ids: Tensor
     """[segments, length] token ids for the text encoder; no segments: no query."""
+    layout: PromptLayout = PromptLayout(())
+    """The tokens of the unpruned prompt."""
+    slices: Slices = ()
+    """The item's part of the model's own fields."""
 
     @property
     def keeps_all(self) -> bool:
@@ -84,6 +94,12 @@ class ItemPlan:
         sizes = torch.tensor(self.tokens.unit_sizes)
         return torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) > 1 else None
 
+    @property
+    def shares(self) -> list[int]:
+        """The embeddings kept of each unit of the prompt: K, where it has one unit."""
+        is_divided = len(self.layout.unit_sizes) > 1
+        return self.layout.shares(self.kept) if is_divided else [self.kept]
+
 
 def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
     """128 bits, as two signed 64-bit integers, that name the media in the worker.
@@ -98,16 +114,20 @@ def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
     )
 
 
-def to_fields(modality: str, plans: Sequence[ItemPlan]) -> dict[str, Any]:
-    """Write plans as batched fields: a list of [2 + 2 units], [items, 2], a list of [M, L]."""
-    fields = PlanFields.of(modality)
+def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
+    """Write a plan as fields of its item: [2 + 2 units], [2], [M, L], [pieces, 3], [fields, 2]."""
+    tokens = plan.tokens
+    values = (
+        torch.tensor((plan.kept, tokens.unpruned, *tokens.unit_sizes, *tokens.unit_widths)),
+        torch.tensor(plan.media_key, dtype=torch.int64),
+        plan.query_ids,
+        plan.layout.to_tensor(),
+        torch.tensor(plan.slices, dtype=torch.int64).reshape(-1, 2),
+    )
+    field = MultiModalBatchedField(keep_on_cpu=True)
     return {
-        fields.counts: [
-            torch.tensor((p.kept, p.tokens.unpruned, *p.tokens.unit_sizes, *p.tokens.unit_widths))
-            for p in plans
-        ],
-        fields.media: torch.tensor([p.media_key for p in plans], dtype=torch.int64),
-        fields.query: [p.query_ids for p in plans],
+        name: MultiModalFieldElem(data=value, field=field)
+        for name, value in zip(PlanFields.of(modality), values, strict=True)
     }
 
 
@@ -116,11 +136,22 @@ def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan]
     fields = PlanFields.of(modality)
     if fields.counts not in kwargs:
         return None
-    counts, media, queries = (kwargs.pop(name) for name in fields)
-    return [
-        ItemPlan(*read_counts(item_counts), (int(high), int(low)), query_ids)
-        for item_counts, (high, low), query_ids in zip(counts, media, queries, strict=True)
-    ]
+    values = [kwargs.pop(name) for name in fields]
+    return [read_plan(*item) for item in zip(*values, strict=True)]
+
+
+def read_plan(
+    counts: Tensor, media: Tensor, query_ids: Tensor, layout: Tensor, slices: Tensor
+) -> ItemPlan:
+    """Read what `to_elems` wrote."""
+    high, low = media.tolist()
+    return ItemPlan(
+        *read_counts(counts),
+        (high, low),
+        query_ids,
+        PromptLayout.from_tensor(layout),
+        tuple(FieldSlice(*each) for each in slices.tolist()),
+    )
 
 
 def read_counts(field: Tensor) -> tuple[int, MediaTokens]:

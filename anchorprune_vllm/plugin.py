@@ -7,6 +7,7 @@ from typing import Any
 
 from anchorprune_vllm.compat import apply_patches, check_vllm
 from anchorprune_vllm.compat.hooks import HookGone, warn_of_untested_version
+from anchorprune_vllm.compat.model_registry import pruned_class
 from anchorprune_vllm.compile_hash import leave_out_of_hash
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
 from anchorprune_vllm.logger import logger
@@ -65,12 +66,7 @@ def check_model(engine_args: Any, model_config: Any) -> None:
         _prepare_unpruned(model_config)
         return
     # The one that vLLM chose: `--model-impl` may have made it another than the checkpoint's.
-    if model_config.architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"anchorprune: {model_config.architecture} cannot be pruned; supported: "
-            f"{', '.join(ARCHITECTURES)}. Leave out --anchorprune-budget to serve it unpruned"
-        )
-    served_by = model_class(model_config.architecture)
+    served_by = _served_by(model_config)
     native = config.has_native_positions(served_by.default_positions)
     check_vllm(served_by, native=native)
     warn_of_untested_version()
@@ -87,6 +83,21 @@ def check_model(engine_args: Any, model_config: Any) -> None:
     leave_out_of_hash(model_config)
     if not engine_args.disable_log_stats:
         start_metrics(model_config, served_by.modalities)
+
+
+def _served_by(model_config: Any) -> Any:
+    """Return the class of ours that serves a model; raise ValueError if there can be none."""
+    if model_config.architecture in ARCHITECTURES:
+        return model_class(model_config.architecture)
+    if not model_config.is_multimodal_model or model_config.is_encoder_decoder:
+        raise ValueError(
+            f"anchorprune: {model_config.architecture} is not a decoder that sees images, so it "
+            "cannot be pruned. Leave out --anchorprune-budget to serve it unpruned"
+        )
+    served, _ = model_config.registry.resolve_model_cls(
+        model_config.architectures, model_config=model_config
+    )
+    return pruned_class(served, model_config)
 
 
 # What is read only to be refused is read with a default: a vLLM that no longer has it is served.

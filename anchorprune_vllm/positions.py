@@ -34,6 +34,9 @@ class MediaSpan(NamedTuple):
     """Placeholders."""
     extent: int
     """Positions that it takes unpruned: text after it goes on at base + extent."""
+    text: Tensor | None = None
+    """[CHANNELS, kept]: where the text among its embeddings is, seen from its first position; -1
+    for embeddings. None: there is no text."""
 
 
 class MediaPositions(NamedTuple):
@@ -65,17 +68,22 @@ def prompt_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[Tensor, i
     """
     parts: list[Tensor] = []
     at = position = 0
-    for span in sorted(spans):
+    for span in sorted(spans, key=lambda span: span.offset):
         text = span.offset - at
-        parts.append(torch.arange(position, position + text, device="cpu"))
+        parts.append(_in_all_channels(torch.arange(position, position + text, device="cpu")))
         base = position + text
-        parts.append(torch.full((span.kept,), -1 - base, device="cpu"))
+        parts.append(_in_all_channels(torch.full((span.kept,), -1 - base, device="cpu")))
+        if span.text is not None:
+            parts[-1] = torch.where(span.text < 0, parts[-1], base + span.text)
         position = base + span.extent
         at = span.offset + span.kept
     ends_in_media = bool(spans) and at == length
-    parts.append(torch.arange(position, position + length - at + ends_in_media, device="cpu"))
-    positions = torch.cat(parts).expand(CHANNELS, -1).contiguous()
-    return positions, position - at
+    end = torch.arange(position, position + length - at + ends_in_media, device="cpu")
+    return torch.cat([*parts, _in_all_channels(end)], dim=1), position - at
+
+
+def _in_all_channels(positions: Tensor) -> Tensor:
+    return positions.expand(CHANNELS, -1)
 
 
 def answer_delta(positions: Tensor, length: int) -> int:

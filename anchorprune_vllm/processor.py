@@ -8,17 +8,21 @@ tokens kept for another. Processors are shared between threads: nothing here is 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.inputs import (
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+)
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
 from vllm.multimodal.processing import (
     BaseMultiModalProcessor,
@@ -29,20 +33,23 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.transformers_utils.processor import get_processor_kwargs_keys, get_processor_kwargs_type
 
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.field_slices import slices_of
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import active_line, logger
+from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.families import FALLBACKS
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
-from anchorprune_vllm.placeholders import shortened
+from anchorprune_vllm.placeholders import cut_prompt, layout_of, planned
 from anchorprune_vllm.plan import (
     DUMMY_MEDIA,
     ItemPlan,
     MediaTokens,
     PlanFields,
     media_key,
-    to_fields,
+    to_elems,
 )
 from anchorprune_vllm.query import SCOPES, QueryReader
 from anchorprune_vllm.request import ItemRequest, check_request_keys, read_override
@@ -50,6 +57,9 @@ from anchorprune_vllm.request import ItemRequest, check_request_keys, read_overr
 QueryTokenizer = Callable[[str], Tensor]
 """Query words to [segments, length] token ids, as the model's signals want them."""
 
+
+WORD_EMBEDDINGS = "the model's own word embeddings"
+"""In place of a text encoder."""
 
 # vLLM profiles memory with its dummies: a request for all tokens is what needs most. The question
 # is for the warm-up.
@@ -82,7 +92,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _query_reader(self) -> QueryReader:
         tokenizer, model_config = self.info.get_tokenizer(), self.info.ctx.model_config
         template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
-        return QueryReader(tokenizer, template, self._media_token_ids())
+        return QueryReader(tokenizer, template, self._targets())
 
     @cached_property
     def _tokenize_query(self) -> QueryTokenizer:
@@ -92,25 +102,47 @@ class PruningProcessor(BaseMultiModalProcessor):
 
     @cached_property
     def _size_limits(self) -> SizeLimits:
-        return SizeLimits.of(self.info, self.prune_config)
+        return SizeLimits.of(self, self.prune_config)
 
-    @abstractmethod
-    def _media_token_ids(self) -> Mapping[str, int]:
-        """Modality -> id of the token that stands for one item in the prompt."""
+    def _targets(self) -> dict[str, list[int]]:
+        """Return what stands for an item of each modality in a prompt that is not processed yet."""
+        nothing = MultiModalDataItems({})
+        targets = {}
+        for update in self._get_prompt_updates(nothing, {}, MultiModalKwargsItems({})):
+            target: Any = update.target
+            if isinstance(target, str):
+                target = self.info.get_tokenizer().encode(target, add_special_tokens=False)
+            targets[update.modality] = list(target)
+        return targets
 
-    @abstractmethod
     def _text_encoder(self) -> str | None:
         """What query words are encoded with; None: they are not."""
+        return WORD_EMBEDDINGS
 
-    @abstractmethod
     def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
         """How query words are written for that encoder."""
+        tokenizer = self.info.get_tokenizer()
 
-    @abstractmethod
+        def tokenize(query: str) -> Tensor:
+            ids = tokenizer.encode(query, add_special_tokens=False)
+            return torch.tensor(ids, dtype=torch.int64).reshape(min(1, len(ids)), len(ids))
+
+        return tokenize
+
     def _count_tokens(
-        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[MediaTokens]:
-        """The tokens of each item of `modality`."""
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        """The tokens of an item of `modality`, from its fields and unpruned prompt."""
+        sizes = layout.unit_sizes
+        widths = (layout.runs[0],) if layout.is_in_rows else tuple(map(_square_side, sizes))
+        grid: Any = item.get(f"{modality}_grid_thw")
+        if grid is not None:  # of patches, of which some make up a token
+            frames, rows, columns = grid.data.flatten().tolist()
+            merge = isqrt(frames * rows * columns // layout.embeddings)
+            if len(sizes) == 1:
+                sizes = (layout.embeddings // frames,) * frames
+            widths = (columns // merge,) * len(sizes)
+        return MediaTokens(layout.embeddings, sizes, widths)
 
     # -- the request, read once ------------------------------------------------------------------
 
@@ -125,10 +157,12 @@ class PruningProcessor(BaseMultiModalProcessor):
 
     def _refuse_stray_placeholders(self, result: Any) -> None:
         """In the worker, the n-th placeholder is the n-th visual token: there may be no others."""
-        ids = list(self._media_token_ids().values())
+        ids = list(media_token_ids(self.info.get_hf_config()).values())
         found = sum(token in ids for token in result["prompt_token_ids"])
         placed = sum(
-            place.length for places in result["mm_placeholders"].values() for place in places
+            place.get_num_embeds()
+            for places in result["mm_placeholders"].values()
+            for place in places
         )
         if found != placed:
             raise ValueError(
@@ -146,8 +180,10 @@ class PruningProcessor(BaseMultiModalProcessor):
 
         requests: dict[str, list[ItemRequest]] = {}
         for modality, items in inputs.mm_data_items.items():
-            if isinstance(items, (EmbeddingItems, DictEmbeddingItems)):
-                continue  # the client's own embeddings: nothing to choose by, passed on as given
+            if modality not in MODALITIES or isinstance(
+                items, (EmbeddingItems, DictEmbeddingItems)
+            ):
+                continue  # sounds, or the client's own embeddings: passed on as given
             found = words.get(modality, [])
             if query is not None and query not in SCOPES:
                 found = [query] * len(items)
@@ -190,7 +226,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         """Items with the updates of the prompt that each of them makes."""
         metrics = request_metrics(self.info.ctx.model_config, modality)
         for item, (update, *_) in zip(items, updates, strict=True):
-            unpruned, kept = update.content.unpruned, len(update.content.full)
+            unpruned, kept = update.content.unpruned, update.content.kept
             if item.lacks_query and kept < unpruned:
                 logger.warning_once(
                     "AnchorPrune: no question was found for an item (%s), which is pruned without "
@@ -239,36 +275,68 @@ class PruningProcessor(BaseMultiModalProcessor):
         }
         return {**kwargs, CONFIG_KEY: missing}
 
-    # -- plans: counted here, once; placeholders and model read the same field --------------------
+    # -- plans: counted here, once; the prompt and the model read the same ones ------------------
+
+    def _get_mm_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],
+        out_mm_kwargs: MultiModalKwargsItems,
+    ) -> Any:
+        found: Any = super()._get_mm_prompt_updates(
+            mm_items, _without_ours(hf_processor_mm_kwargs), out_mm_kwargs
+        )
+        for modality, requests in _ours(hf_processor_mm_kwargs).items():
+            for number, request in enumerate(requests):
+                item, updates = out_mm_kwargs[modality][number], found[modality][number]
+                plan = self._plan(modality, request, item, layout_of(updates[0].content))
+                item.update(to_elems(modality, plan))
+                found[modality][number] = [
+                    update.with_content(planned(update.content, plan)) for update in updates
+                ]
+        return found
+
+    def _plan(
+        self,
+        modality: str,
+        request: ItemRequest,
+        item: MultiModalKwargsItem,
+        layout: PromptLayout,
+    ) -> ItemPlan:
+        tokens = self._count_tokens(modality, item, layout)
+        if layout.embeddings != tokens.unpruned:
+            # Rather than fewer or more placeholders than embeddings, which ends the engine.
+            raise ValueError(
+                f"anchorprune: vLLM expects {layout.embeddings} tokens for this {modality}, but "
+                f"its processor produced {tokens.unpruned}; give it as a PIL image, or as an array "
+                "[height, width, 3]"
+            )
+        plan = ItemPlan(
+            kept=request.budget.tokens(tokens.candidates),
+            tokens=tokens,
+            media_key=media_key(modality, tokens, request.media_hash),
+            query_ids=self._tokenize_query(request.query),
+            layout=layout,
+            slices=slices_of(item),
+        )
+        if not plan.keeps_all:  # that one is vLLM's to judge
+            self._size_limits.check(modality, plan)
+        return plan
+
+    def _maybe_apply_prompt_updates(
+        self, mm_items: MultiModalDataItems, mm_res: Any
+    ) -> tuple[list[int], Any]:
+        prompt, placeholders = super()._maybe_apply_prompt_updates(mm_items, mm_res)
+        return cut_prompt(prompt, placeholders, mm_res.prompt_updates)
+
+    # -- the model's own code gets nothing of ours -----------------------------------------------
 
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        processed = self._process_media(mm_items, hf_kwargs)
-        for modality, requests in _ours(hf_kwargs).items():
-            if not requests:
-                continue
-            counts = self._count_tokens(modality, mm_items, processed)
-            plans = [
-                ItemPlan(
-                    kept=request.budget.tokens(tokens.candidates),
-                    tokens=tokens,
-                    media_key=media_key(modality, tokens, request.media_hash),
-                    query_ids=self._tokenize_query(request.query),
-                )
-                for request, tokens in zip(requests, counts, strict=True)
-            ]
-            for plan in plans:
-                self._size_limits.check(modality, plan)
-            processed.update(to_fields(modality, plans))
-        return processed
-
-    def _process_media(
-        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
-    ) -> BatchFeature:
         """The HF processor's outputs, made now or for an earlier question.
 
-        Each item is prepared alone: beside a larger one, a picture would get empty tiles.
+        Each item is prepared alone: beside a larger one, an image would get empty tiles.
         """
         requests, plain = _ours(hf_kwargs), _without_ours(hf_kwargs)
         process = super()._apply_hf_processor_main
@@ -279,7 +347,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             for number, request in enumerate(requests.get(modality, ())):
                 item = items.get(number)
                 alone = self.info.parse_mm_data({modality: [item]}, validate=False)
-                # The shape too: a client's uuid may name another picture later.
+                # The shape too: a client's uuid may name another image later.
                 key = modality, request.media_hash, _shape(item)
                 outputs.append(self._pixel_cache.get(key, partial(process, alone, plain)))
         return joined(outputs)
@@ -287,28 +355,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
-        config = dict(
-            super()._get_mm_fields_config(hf_inputs, _without_ours(hf_processor_mm_kwargs))
-        )
-        for modality in _ours(hf_processor_mm_kwargs):
-            for name in PlanFields.of(modality):
-                config[name] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
-        return config
-
-    def _get_prompt_updates(
-        self,
-        mm_items: MultiModalDataItems,
-        hf_processor_mm_kwargs: Mapping[str, object],
-        out_mm_kwargs: MultiModalKwargsItems,
-    ) -> Sequence[Any]:
-        updates = super()._get_prompt_updates(
-            mm_items, _without_ours(hf_processor_mm_kwargs), out_mm_kwargs
-        )
-        requests = _ours(hf_processor_mm_kwargs)
-        return [
-            shortened(update, out_mm_kwargs) if requests.get(update.modality) else update
-            for update in updates
-        ]
+        return super()._get_mm_fields_config(hf_inputs, _without_ours(hf_processor_mm_kwargs))
 
     def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
         mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
@@ -351,3 +398,9 @@ def _shape(item: Any) -> object:
     if isinstance(item, list):
         return len(item), _shape(item[0])
     return tuple(item.shape) if hasattr(item, "shape") else item.size
+
+
+def _square_side(size: int) -> int:
+    """Return the side of a square of so many tokens; if it is none, all are one row."""
+    side = isqrt(size)
+    return side if side * side == size else size

@@ -20,6 +20,7 @@ from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.positions import MediaPositions, with_positions
 from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.shares import select_with_shares
 from anchorprune_vllm.stopwatch import Stopwatch
 
 
@@ -107,6 +108,11 @@ class VisualPruner:
         self.is_warm = True
         return self.embed(model, plans)
 
+    def use_cache(self, cache: FeatureCache) -> None:
+        """Take another cache, once it is known how large a row is."""
+        self._cache = cache
+        self._show_cache()
+
     def forget_media(self) -> None:
         """Drop cached tower outputs: the weights have changed."""
         self._cache.clear()
@@ -150,7 +156,11 @@ class VisualPruner:
         """Return the embeddings of items, what is kept of each, and how many media were encoded."""
         features, encoded = self._features(model, items, plans)
         with self.selection_time.timing(len(items), features[0].hidden.device):
-            kept = self._method.select(self._candidates(model, features, [plans[i] for i in items]))
+            asked = [plans[i] for i in items]
+            candidates = self._candidates(model, features, asked)
+            kept = select_with_shares(
+                self._method.select, candidates, [plan.shares for plan in asked]
+            )
         rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}

@@ -24,6 +24,8 @@ from typing import Any, Literal, get_args
 
 from jinja2 import TemplateError
 
+from anchorprune_vllm.media_tokens import find_targets
+
 Scope = Literal["turn", "last", "all", "none"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -44,20 +46,20 @@ _Render = Callable[[str, bool], list[str] | None]
 class QueryReader:
     """Reads the query of every media placeholder of a prompt.
 
-    `media_token_ids` maps each modality to the id of its placeholder token, of which the prompt
-    holds one per item. Without a `chat_template`, or with one whose markers cannot be learnt, the
-    whole text of a prompt is its query.
+    `targets` maps each modality to the ids of its placeholder, which the prompt holds once per
+    item. Without a `chat_template`, or with one whose markers cannot be learnt, the whole text of a
+    prompt is its query.
     """
 
     def __init__(
-        self, tokenizer: Any, chat_template: str | None, media_token_ids: Mapping[str, int]
+        self, tokenizer: Any, chat_template: str | None, targets: Mapping[str, Sequence[int]]
     ) -> None:
-        self._modalities = {token: modality for modality, token in media_token_ids.items()}
-        if len(self._modalities) < len(media_token_ids):
+        if len(set(map(tuple, targets.values()))) < len(targets):
             raise ValueError(
-                f"media_token_ids={dict(media_token_ids)}: two modalities share a placeholder "
-                "token, so their items cannot be told apart. Give each its own token."
+                f"targets={dict(targets)}: two modalities share a placeholder, so their items "
+                "cannot be told apart. Give each its own."
             )
+        self._targets = targets
         self._decode = _decoder(tokenizer)
         self._markers = _learn(tokenizer, chat_template)
 
@@ -76,17 +78,20 @@ class QueryReader:
         """
         if scope not in SCOPES:
             raise ValueError(f"query scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
-        modalities = self._modalities
-        places = [i for i, token in enumerate(prompt_ids) if token in modalities]
-        queries: dict[str, list[str]] = {modality: [] for modality in modalities.values()}
-        found = self._find(prompt_ids, places, scope) if places and scope != "none" else []
-        for place, query in zip(places, found or [""] * len(places), strict=True):
-            queries[modalities[prompt_ids[place]]].append(query)
+        places = find_targets(prompt_ids, self._targets)
+        queries: dict[str, list[str]] = {modality: [] for modality in self._targets}
+        spans = [(start, end) for _, start, end in places]
+        found = self._find(prompt_ids, spans, scope) if places and scope != "none" else []
+        for (modality, _, _), query in zip(places, found or [""] * len(places), strict=True):
+            queries[modality].append(query)
         return queries
 
-    def _find(self, prompt_ids: Sequence[int], places: list[int], scope: Scope) -> list[str]:
+    def _find(
+        self, prompt_ids: Sequence[int], places: Sequence[tuple[int, int]], scope: Scope
+    ) -> list[str]:
         """The query of the placeholder at each of the `places`."""
-        starts, ends = [0, *(i + 1 for i in places)], [*places, len(prompt_ids)]
+        starts = [0, *(end for _, end in places)]
+        ends = [*(start for start, _ in places), len(prompt_ids)]
         pieces = (list(prompt_ids[i:j]) for i, j in zip(starts, ends, strict=True))
         turns, holders = self._markers.split(map(self._decode, pieces))
         words = [turn.words() if turn.role == "user" else "" for turn in turns]

@@ -22,6 +22,7 @@ from anchorprune_vllm.compat.engine_args import (
     wrap_create_model_config,
 )
 from anchorprune_vllm.compat.hooks import HookGone, check_hooks, find
+from anchorprune_vllm.compat.model_registry import pruned_class, wrap_resolve_model_cls
 
 _ORIGINAL = "__anchorprune_original__"
 
@@ -110,6 +111,17 @@ PATCHES = (
         until="vLLM's runners tell the model",
         diff="0004-reset-encoder-cache-of-models.patch",
         added="vllm.model_executor.models.interfaces:supports_encoder_cache_reset",
+    ),
+    Patch(
+        owner="vllm.model_executor.models.registry:_ModelRegistry",
+        name="resolve_model_cls",
+        wrap=wrap_resolve_model_cls,
+        why="to register a class for every image model would put it in the way of those that are "
+        "served without a budget",
+        until="vLLM lets a general plugin choose the class by the model's config",
+        diff="0005-model-class-hook.patch",
+        added="vllm.model_executor.models.registry:register_model_cls_hook",
+        registered=pruned_class,
     ),
 )
 

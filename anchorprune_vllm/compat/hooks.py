@@ -199,11 +199,47 @@ HOOKS = (
     Hook(
         "processor.py",
         "_apply_hf_processor_main",
-        "overridden: the one place where kept tokens are counted",
+        "overridden: prepares each item alone, and remembers it for the next question",
         "vllm.multimodal.processing:BaseMultiModalProcessor._apply_hf_processor_main",
     ),
     Hook(
         "processor.py",
+        "_get_mm_prompt_updates",
+        "overridden: the one place where kept tokens are counted",
+        "vllm.multimodal.processing:BaseMultiModalProcessor._get_mm_prompt_updates",
+    ),
+    Hook(
+        "processor.py",
+        "_maybe_apply_prompt_updates",
+        "overridden: cuts the finished prompt",
+        "vllm.multimodal.processing:BaseMultiModalProcessor._maybe_apply_prompt_updates",
+    ),
+    Hook(
+        "processor.py",
+        "_get_prompt_updates",
+        "called without items, for what stands for them in a prompt",
+        "vllm.multimodal.processing:BaseMultiModalProcessor._get_prompt_updates",
+    ),
+    Hook(
+        "field_slices.py",
+        "reduce_data",
+        "joins the fields of some items as in a call of all",
+        "vllm.multimodal.inputs:BaseMultiModalField.reduce_data",
+    ),
+    Hook(
+        "models/general.py",
+        "get_inputs_embeds_size",
+        "the columns of a row in which it is compared with words",
+        "vllm.config:ModelConfig.get_inputs_embeds_size",
+    ),
+    Hook(
+        "models/general.py",
+        "get_language_model",
+        "embeds the words of a question",
+        "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
+    ),
+    Hook(
+        "plan.py",
         "keep_on_cpu",
         "set on the counts of an item: of media that the prefix cache covers, only such fields "
         "reach the runner, which places the text behind them",

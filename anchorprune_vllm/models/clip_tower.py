@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -35,17 +34,11 @@ class ClipPruningProcessor(PairedPruningProcessor):
 
     pair_family = CLIP
 
-    def _media_token_ids(self) -> Mapping[str, int]:
-        return {"image": self.info.get_hf_config().image_token_index}
-
 
 class ClipPrunedModel(PairedPrunedModel):
     """Mixin: list it before the vLLM model that it extends."""
 
     pair_family = CLIP
-
-    def _media_token_ids(self) -> list[int]:
-        return [self.config.image_token_index]  # type: ignore[attr-defined]
 
     def _signals_of(self, pair: TextPair, similarity: Similarity) -> ClipSignals:
         return ClipSignals(pair, similarity)

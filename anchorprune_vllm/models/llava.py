@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchFeature
 from vllm.model_executor.models.llava import (
     LlavaForConditionalGeneration,
     LlavaMultiModalProcessor,
     LlavaProcessingInfo,
 )
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.clip_tower import (
     ClipPrunedModel,
     ClipPruningProcessor,
@@ -35,12 +35,12 @@ class PrunedLlavaProcessor(ClipPruningProcessor, LlavaMultiModalProcessor):
     """LLaVA-1.5 prompts with K placeholders per image."""
 
     def _count_tokens(
-        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[MediaTokens]:
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
         # Every image is resized to the tower's own size.
         tokens = self.info.get_max_image_tokens()
         side = self.info.get_vision_encoder_info().get_patch_grid_length()
-        return [MediaTokens(tokens, (tokens,), (side,))] * mm_items.get_count(modality)
+        return MediaTokens(tokens, (tokens,), (side,))
 
 
 class _Images:
@@ -73,5 +73,5 @@ class _Images:
 class PrunedLlava(ClipPrunedModel, LlavaForConditionalGeneration):
     """vLLM's LLaVA, pruned when the HF config carries a budget."""
 
-    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Images:
+    def _media(self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]) -> _Images:
         return _Images(self, self._parse_and_validate_image_input(**kwargs)["pixel_values"])

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchFeature
 from vllm.model_executor.models.llava_next import (
     LlavaNextForConditionalGeneration,
     LlavaNextImagePixelInputs,
     LlavaNextMultiModalProcessor,
     LlavaNextProcessingInfo,
 )
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.anyres import patch_places
 from anchorprune_vllm.models.clip_tower import (
     ClipPrunedModel,
@@ -55,12 +55,9 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
     """LLaVA-NeXT prompts with K placeholders per image."""
 
     def _count_tokens(
-        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[MediaTokens]:
-        # The sizes that also reach the model.
-        return [self._count_image(size) for size in processed["image_sizes"]]
-
-    def _count_image(self, image_size: Tensor) -> MediaTokens:
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        image_size: Any = item["image_sizes"].data  # it also reaches the model
         height, width = image_size.tolist()
         candidates = places_of(self.info.get_hf_config(), image_size) >= 0
         # What unpadding leaves of a crop is a rectangle.
@@ -123,5 +120,5 @@ class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
             )
         super().check(model_config, config)
 
-    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Images:
+    def _media(self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]) -> _Images:
         return _Images(self, self._parse_and_validate_image_input(**kwargs))

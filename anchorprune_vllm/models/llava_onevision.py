@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchFeature
 from transformers.models.llava_onevision.modeling_llava_onevision import (
     get_anyres_image_grid_shape,
 )
@@ -24,9 +23,10 @@ from vllm.model_executor.models.llava_onevision import (
     LlavaOnevisionMultiModalProcessor,
     LlavaOnevisionProcessingInfo,
 )
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.frames import places_between_newlines, pooled_side
 from anchorprune_vllm.models.pruned import LargestItemInfo, prunes_with
 from anchorprune_vllm.models.siglip_tower import SiglipPrunedModel, SiglipPruningProcessor
@@ -41,12 +41,12 @@ class OnevisionPruningProcessor(SiglipPruningProcessor):
     """Mixin over the processor of LLaVA-OneVision or a model like it."""
 
     def _count_tokens(
-        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[MediaTokens]:
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        fields: Any = item.get_data()
         if modality == "video":
-            return [self._count_video(len(video)) for video in processed["pixel_values_videos"]]
-        # The sizes that also reach the model.
-        return [self._count_image(size.tolist()) for size in processed["image_sizes"]]
+            return self._count_video(len(fields["pixel_values_videos"]))
+        return self._count_image(fields["image_sizes"].tolist())  # it also reaches the model
 
     def _count_video(self, frames: int) -> MediaTokens:
         size = self.info.get_image_size_with_most_features()  # frames are scaled: any will do
@@ -162,7 +162,9 @@ class OnevisionPrunedModel(SiglipPrunedModel):
 
     apply_pooling: Any
 
-    def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
+    def _media(
+        self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
+    ) -> PrunableModel:
         if modality == "video":
             return _Videos(self, kwargs["pixel_values_videos"])
         return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])

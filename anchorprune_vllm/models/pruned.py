@@ -28,9 +28,10 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from anchorprune_vllm.compat import check_vllm
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
+from anchorprune_vllm.media_tokens import media_token_ids
 from anchorprune_vllm.methods import Signal, method_of, small_item
 from anchorprune_vllm.metrics.selections import selection_metrics
-from anchorprune_vllm.plan import PlanFields, pop_plans, read_counts
+from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
 from anchorprune_vllm.positions import (
     MediaPositions,
     MediaSpan,
@@ -114,6 +115,7 @@ class PrunedModel:
             # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
             self.get_model_state_cls = _native_positions_state  # asked by its second runner alone
+        self._media_token_ids = [*media_token_ids(model_config.hf_config).values()]
         self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -178,12 +180,15 @@ class PrunedModel:
         return layout
 
     @abstractmethod
-    def _media(self, modality: str, kwargs: dict[str, Any]) -> PrunableModel:
+    def _media(
+        self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
+    ) -> PrunableModel:
         """One call's items of a modality, as the pruner asks for them."""
 
-    @abstractmethod
-    def _media_token_ids(self) -> list[int]:
-        """Ids of the placeholders."""
+    def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
+        """An item of a request in its prompt."""
+        place = feature.mm_position
+        return MediaSpan(place.offset, place.length, self._extent(feature))
 
     def _extent(self, feature: MultiModalFeatureSpec) -> int:
         """Positions that an item of a request takes unpruned."""
@@ -201,7 +206,7 @@ class PrunedModel:
             for modality in self.modalities:  # vLLM batches items of one modality at a time
                 plans = pop_plans(modality, kwargs)
                 if plans is not None:
-                    media = self._media(modality, kwargs)
+                    media = self._media(modality, kwargs, plans)
                     if plans[0].is_dummy:
                         return self._pruner.warm_up(media, plans, self._budgets[modality])
                     return self._pruner.embed(media, plans)
@@ -225,10 +230,7 @@ class PrunedModel:
     ) -> tuple[Tensor, int]:
         if not self._native_positions:
             return super().get_mrope_input_positions(input_tokens, mm_features)  # type: ignore[misc]
-        spans = [
-            MediaSpan(item.mm_position.offset, item.mm_position.length, self._extent(item))
-            for item in mm_features
-        ]
+        spans = [self._span(item) for item in mm_features]
         positions, delta = prompt_positions(len(input_tokens), spans)
         # A prompt that fills the context has no answer, and vLLM no room for the position of one.
         return positions[:, : self._max_model_len], delta
@@ -251,7 +253,7 @@ class PrunedModel:
         with nullcontext() if keeps_delta else gpu_sync_allowed():
             rows = place_media(
                 input_ids,
-                self._media_token_ids(),
+                self._media_token_ids,
                 multimodal_embeddings,
                 mrope_positions,
                 num_computed_tokens,

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLMultiModalProcessor,
     Qwen2_5_VLProcessingInfo,
 )
-from vllm.multimodal.inputs import MultiModalFeatureSpec
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 
 from anchorprune_vllm.channels import append_numbers, split_numbers
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.methods import Signal
 from anchorprune_vllm.models.pruned import (
@@ -37,7 +36,7 @@ from anchorprune_vllm.models.pruned import (
 )
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
-from anchorprune_vllm.processor import PruningProcessor, QueryTokenizer
+from anchorprune_vllm.processor import WORD_EMBEDDINGS, PruningProcessor
 from anchorprune_vllm.selection.host import to_device
 from anchorprune_vllm.signals.attention import received_attention, tap_attention
 from anchorprune_vllm.signals.matching import MatchingSignals
@@ -45,7 +44,6 @@ from anchorprune_vllm.signals.matching import MatchingSignals
 Grid = tuple[int, int, int]
 """Frames, rows and columns."""
 
-_TEXT_ENCODER = "the model's own word embeddings"
 _CACHE_PAGE = 256
 _FROM_TOWER: frozenset[Signal] = frozenset({"importance", "keys", "object_attention"})
 _FLOAT32_DIGITS = 4  # the bits of a float32, a byte in each channel
@@ -56,35 +54,13 @@ class PrunedQwenProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor):
 
     default_positions = "native"
 
-    def _media_token_ids(self) -> Mapping[str, int]:
-        config = self.info.get_hf_config()
-        return {"image": config.image_token_id, "video": config.video_token_id}
-
-    def _text_encoder(self) -> str:
-        return _TEXT_ENCODER
-
-    def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
-        tokenizer = self.info.get_tokenizer()
-
-        def tokenize(query: str) -> Tensor:
-            ids = tokenizer.encode(query, add_special_tokens=False)
-            return torch.tensor(ids, dtype=torch.int64).reshape(min(1, len(ids)), len(ids))
-
-        return tokenize
-
     def _count_tokens(
-        self, modality: str, mm_items: MultiModalDataItems, processed: BatchFeature
-    ) -> list[MediaTokens]:
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        grid: Any = item[f"{modality}_grid_thw"].data
         merge = self.info.get_hf_config().vision_config.spatial_merge_size
-        counts = []
-        for grid in processed[f"{modality}_grid_thw"].tolist():
-            frames, rows, columns = merged(grid, merge)
-            counts.append(
-                MediaTokens(
-                    frames * rows * columns, (rows * columns,) * frames, (columns,) * frames
-                )
-            )
-        return counts
+        frames, rows, columns = merged(grid.tolist(), merge)
+        return MediaTokens(frames * rows * columns, (rows * columns,) * frames, (columns,) * frames)
 
 
 def merged(grid: Sequence[int], merge_size: int) -> Grid:
@@ -288,7 +264,7 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
             )
 
     def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
-        logger.info_once(active_line(config, _TEXT_ENCODER))
+        logger.info_once(active_line(config, WORD_EMBEDDINGS))
         if vllm_config.compilation_config.cudagraph_mm_encoder:
             # They would bypass `embed_multimodal`, and so the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False
@@ -306,15 +282,12 @@ class PrunedQwen(PrunedModel, Qwen2_5_VLForConditionalGeneration):
     def _key_shape(self) -> tuple[int, int]:
         return self.visual.num_heads, self.visual.hidden_size // self.visual.num_heads
 
-    def _media(self, modality: str, kwargs: dict[str, Any]) -> _Media:
+    def _media(self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]) -> _Media:
         return _Media(self, modality, kwargs)
 
     def patches_at_once(self) -> int:
         """Return how many the tower may get in a call: as many as with nothing pruned."""
         return self._max_encoder_tokens * self.visual.spatial_merge_unit
-
-    def _media_token_ids(self) -> list[int]:
-        return [self.config.image_token_id, self.config.video_token_id]
 
     def _extent(self, feature: MultiModalFeatureSpec) -> int:
         ((_, *grid, time_factor),) = self.iter_mm_grid_thw([feature])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,6 @@ class SiglipPruningProcessor(PairedPruningProcessor):
     """Mixin: prompts with K placeholders per item, queries written for SigLIP's text tower."""
 
     pair_family = SIGLIP
-
-    def _media_token_ids(self) -> Mapping[str, int]:
-        config = self.info.get_hf_config()
-        return {"image": config.image_token_index, "video": config.video_token_index}
 
 
 class SiglipPrunedModel(PairedPrunedModel):
@@ -77,9 +73,6 @@ class SiglipPrunedModel(PairedPrunedModel):
 
     def _context_of(self, rows: Tensor) -> Tensor:
         return rows.split(self._row_parts(), dim=1)[1]
-
-    def _media_token_ids(self) -> list[int]:
-        return [self.config.image_token_index, self.config.video_token_index]
 
     def _signals_of(self, pair: TextPair, similarity: Similarity) -> SiglipSignals:
         self._pair = pair

@@ -27,26 +27,34 @@ class MatchingSignals:
 
     embed_words: token ids [M] on the CPU to embeddings [M, H]; under tensor parallelism the same on
     all ranks.
+    size: H, where rows are wider (DeepStack's levels lie behind it); None: they are not.
     """
 
-    def __init__(self, embed_words: Callable[[Tensor], Tensor], matching: Matching = "max") -> None:
+    def __init__(
+        self,
+        embed_words: Callable[[Tensor], Tensor],
+        matching: Matching = "max",
+        size: int | None = None,
+    ) -> None:
         self._embed_words = embed_words
+        self._size = size
         self._match = {"max": best_match, "mean": mean_match}[matching]
 
     def candidates(
         self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
         """One `Candidates` per item."""
-        relevance = self._relevance([item.hidden for item in features], plans)
+        tokens = [item.hidden[:, : self._size] for item in features]
+        relevance = self._relevance(tokens, plans)
         return [
             Candidates(
                 relevance=relevance.get(i),
-                features=item.hidden,
+                features=rows,
                 importance=item.importance_or_empty,
                 budget=plan.kept,
                 units=plan.units,
             )
-            for i, (item, plan) in enumerate(zip(features, plans, strict=True))
+            for i, (rows, item, plan) in enumerate(zip(tokens, features, plans, strict=True))
         ]
 
     def _relevance(self, tokens: Sequence[Tensor], plans: Sequence[ItemPlan]) -> dict[int, Tensor]:

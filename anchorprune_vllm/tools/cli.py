@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorprune_vllm import __version__
+from anchorprune_vllm.testing.tiny_models import FAMILIES
 from anchorprune_vllm.tools.arguments import PREFIX, Parser, add_budgets, positive
 from anchorprune_vllm.tools.bench.command import add_bench
 from anchorprune_vllm.tools.check.command import add_check
@@ -80,10 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Make a tiny checkpoint in DIR, trained or with random weights, in the hub's "
         "file format, "
         "and what --anchorprune-text-encoder needs for it: a CLIP in DIR/clip, or a SigLIP in "
-        "DIR/siglip (OneVision, Video). Takes seconds.",
+        "DIR/siglip (OneVision, Video). Takes seconds. Names of architectures: "
+        f"{', '.join([*arch['choices'], *FAMILIES])}.",
     )
     model.add_argument("directory", type=Path, metavar="DIR")
-    model.add_argument("--arch", **arch)
+    more = {"choices": (*arch["choices"], *FAMILIES), "metavar": "NAME"}
+    model.add_argument("--arch", **arch | more)
     model.add_argument(
         "--seed",
         type=int,

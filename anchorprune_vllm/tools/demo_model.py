@@ -2,7 +2,7 @@
 """Tiny models that can be pruned, made in a second, without a GPU or a network.
 
 vLLM and transformers load them like the real ones. The weights are random, but for two models that
-are trained and come with this package.
+are trained and come with this package. Many more families: `anchorprune_vllm.testing.tiny_models`.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.demo_llava import PATCH, write_llava, write_llava_next
 from anchorprune_vllm.tools.demo_onevision import write_llava_video, write_onevision
 from anchorprune_vllm.tools.demo_qwen import write_qwen2_5_vl
@@ -23,6 +24,7 @@ from anchorprune_vllm.tools.demo_weights import TINY, Config, Sizes
 _RECIPE = 1  # raise it when the same parameters begin to give other bytes
 _RECORD = "demo_model.json"
 _TEXT_ENCODERS = ("clip", "siglip")
+_IMAGE_SIZE = 168
 
 ARCHITECTURES = {
     "llava-1.5": write_llava,
@@ -31,7 +33,7 @@ ARCHITECTURES = {
     "llava-onevision": write_onevision,
     "llava-video": write_llava_video,
 }
-"""With random weights."""
+"""With random weights, of any sizes; the families of `tiny_models` have one size each."""
 
 TRAINED: dict[str, Mapping[str, Any]] = {"llava-1.5": {"similarity": "raw"}, "qwen2.5-vl": {}}
 """The architectures that also come with trained weights, and the settings to prune them with.
@@ -47,23 +49,29 @@ def make_demo_model(
     *,
     arch: str = "llava-1.5",
     seed: int = 0,
-    image_size: int = 168,
+    image_size: int = _IMAGE_SIZE,
     sizes: Sizes = TINY,
 ) -> None:
     """Write a model to `directory`, its text encoder under it, unless they are there.
 
-    `arch` is one of `ARCHITECTURES`.
+    `arch` is one of `ARCHITECTURES` or of `tiny_models.FAMILIES`; the latter have fixed sizes.
 
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
     visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
     Answers are words and end only at `max_tokens`. The model appears under its name when it is
     complete, not before. Raises ValueError rather than overwrite anything.
     """
+    if arch in FAMILIES:
+        if image_size != _IMAGE_SIZE or sizes != TINY:
+            raise ValueError(f"arch is {arch!r}: its sizes are fixed, give no image_size or sizes")
+        wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed}
+        _make(directory, wanted, lambda model: describe_family(arch).write(model, seed))
+        return
     if arch not in ARCHITECTURES:
-        raise ValueError(f"arch is {arch!r}: give one of {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"arch is {arch!r}: give one of {', '.join([*ARCHITECTURES, *FAMILIES])}")
     if image_size < PATCH or image_size % PATCH:
         raise ValueError(f"image_size is {image_size}: give a positive multiple of {PATCH}")
-    wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
+    wanted = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
     if sizes != TINY:
         wanted["sizes"] = asdict(sizes)
     write = ARCHITECTURES[arch]
@@ -112,16 +120,36 @@ def pruning_flags(model: Path, settings: Mapping[str, Any]) -> list[str]:
 
 
 def describe(directory: Path) -> str:
-    """One line: architecture, visual tokens per image, parameters, size on disk."""
+    """One line: architecture, visual tokens per image, parameters, size on disk, vLLM's flags."""
     directory = Path(directory)
-    config = _read_json(directory / "config.json")
     pair = find_text_encoder(directory)
     more = f" (and its text encoder's {_parameters(pair):.2f} M)" if pair else ""
     return (
-        f"{config['architectures'][0]}: {_visual_tokens(directory, config)}, "
+        f"{_architecture_and_visual_tokens(directory)}, "
         f"{_parameters(directory):.2f} M parameters{more}, "
         f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
+        f"{_flags(directory)}"
     )
+
+
+def _architecture_and_visual_tokens(directory: Path) -> str:
+    arch = _read_json(directory / _RECORD)["arch"]
+    if arch in FAMILIES:
+        checkpoint = describe_family(arch)
+        small, large = checkpoint.visual_tokens
+        return (
+            f"{checkpoint.architecture_name}: {small} visual tokens for an image of 300x200 "
+            f"pixels, {large} for one of 1200x900"
+        )
+    config = _read_json(directory / "config.json")
+    return f"{config['architectures'][0]}: {_visual_tokens(directory, config)}"
+
+
+def _flags(directory: Path) -> str:
+    arch = _read_json(directory / _RECORD)["arch"]
+    arguments = describe_family(arch).engine_arguments if arch in FAMILIES else {}
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in arguments.items()]
+    return f"; serve it with {' '.join(flags)}" if flags else ""
 
 
 def _visual_tokens(directory: Path, config: Config) -> str:
@@ -147,8 +175,8 @@ def _takes_frames(config: Config) -> bool:
 
 def _parameters(directory: Path) -> float:
     """In millions."""
-    weights = load_file(directory / "model.safetensors").values()
-    return sum(weight.numel() for weight in weights) / 1e6
+    (path,) = directory.glob("*.safetensors")
+    return sum(weight.numel() for weight in load_file(path).values()) / 1e6
 
 
 def _is_complete(directory: Path, wanted: Config) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 import anchorprune_vllm
 from anchorprune_vllm.encoder_budget import CLASS_PATH
 from anchorprune_vllm.logger import logger
-from anchorprune_vllm.plan import ItemPlan, MediaTokens, to_fields
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, to_elems
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 BUDGET = 1000
@@ -49,8 +48,7 @@ class Item(NamedTuple):
         tokens = MediaTokens(self.unpruned, (self.unpruned,), (1,))
         key = next(_new_media) if self.media is None else self.media
         plan = ItemPlan(self.kept, tokens, (1, key), torch.empty(0, 0))
-        written = to_fields("image", [plan]).items()
-        return {name: SimpleNamespace(data=value[0]) for name, value in written}
+        return to_elems("image", plan)
 
 
 def arguments(model: Path, budget: int | None = 4, **options: Any) -> EngineArgs:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.multimodal.inputs import PlaceholderRange
 
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.limits import SizeLimits
@@ -47,12 +48,24 @@ def test_memory_is_set_aside_for_what_a_prompt_may_hold(
     images: int, videos: int, largest: int
 ) -> None:
     info = SimpleNamespace(
-        supported_mm_limits={"image": None, "video": None},
         allowed_mm_limits={"image": images, "video": videos},
         ctx=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)),
         get_mm_max_tokens_per_item=lambda length, counts: {"image": 100, "video": 500},
     )
-    assert SizeLimits.of(info, PruneConfig(budget=4)).largest == largest
+    limits = SizeLimits.of(SimpleNamespace(info=info), PruneConfig(budget=4))
+    assert limits.largest == largest
+
+
+def test_dummies_tell_where_the_model_does_not() -> None:
+    info = SimpleNamespace(
+        allowed_mm_limits={"image": 2, "audio": 1},
+        ctx=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)),
+        get_mm_max_tokens_per_item=lambda length, counts: None,
+    )
+    mask = torch.tensor([False] + [True] * 70)
+    made = {"mm_placeholders": {"image": [PlaceholderRange(offset=1, length=71, is_embed=mask)]}}
+    processor = SimpleNamespace(info=info, get_dummy_mm_inputs=lambda counts: made)
+    assert SizeLimits.of(processor, PruneConfig(budget=4)).largest == 70
 
 
 def test_methods_that_take_so_many() -> None:
@@ -60,7 +73,3 @@ def test_methods_that_take_so_many() -> None:
     limits.check("video", plan(75, 75))
     with pytest.raises(ValueError, match="151 visual tokens, and the method scope takes at most"):
         limits.check("video", plan(75, 76))
-
-
-def test_what_keeps_all_is_vllms_to_judge() -> None:
-    LIMITS.check("video", plan(500, kept=500))

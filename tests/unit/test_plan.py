@@ -1,41 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.plan import ItemPlan, MediaTokens, media_key, pop_plans, to_fields
+from anchorprune_vllm.field_slices import EACH, FieldSlice, joined
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, media_key, pop_plans, to_elems
+
+PLANS = [
+    ItemPlan(
+        16,
+        MediaTokens(144, (144,), (12,)),
+        media_key("image", MediaTokens(144, (144,), (12,)), "one"),
+        torch.tensor([[1, 5, 2]]),
+        PromptLayout.of([7] * 144),
+        (FieldSlice(EACH, 1), FieldSlice(0, 1024)),
+    ),
+    ItemPlan(
+        300,
+        MediaTokens(310, (144, 0, 156), (12, 0, 13)),
+        media_key("image", MediaTokens(310, (144, 0, 156), (12, 0, 13)), "two"),
+        torch.empty(0, 0),
+        PromptLayout.of([1, 7, 7, 2, 7], [False, True, True, False, True]),
+    ),
+]
+
+
+def batched(modality: str, plans: list[ItemPlan]) -> dict[str, Any]:
+    """What a model call gets, batched as vLLM does."""
+    return joined([to_elems(modality, plan) for plan in plans])
 
 
 def test_fields_and_back() -> None:
-    plans = [
-        ItemPlan(
-            16,
-            MediaTokens(144, (144,), (12,)),
-            media_key("image", MediaTokens(144, (144,), (12,)), "one"),
-            torch.tensor([[1, 5, 2]]),
-        ),
-        ItemPlan(
-            300,
-            MediaTokens(310, (144, 0, 156), (12, 0, 13)),
-            media_key("image", MediaTokens(310, (144, 0, 156), (12, 0, 13)), "two"),
-            torch.empty(0, 0),
-        ),
-    ]
-    kwargs = {"pixel_values": "untouched", **to_fields("image", plans)}
+    kwargs = {"pixel_values": "untouched", **batched("image", PLANS)}
     read = pop_plans("image", kwargs)
     assert read is not None
-    assert [(p.kept, p.tokens, p.media_key) for p in read] == [
-        (p.kept, p.tokens, p.media_key) for p in plans
-    ]
+    assert [replace(p, query_ids=None) for p in read] == [replace(p, query_ids=None) for p in PLANS]
     assert [p.query_ids.tolist() for p in read] == [[[1, 5, 2]], []]
     assert [p.keeps_all for p in read] == [False, True]
     assert kwargs == {"pixel_values": "untouched"}
 
 
 def test_modalities_have_fields_of_their_own() -> None:
-    plan = ItemPlan(1, MediaTokens(2, (2,), (1,)), (3, 4), torch.empty(0, 0))
-    kwargs = {**to_fields("image", [plan]), **to_fields("video", [plan, plan])}
+    kwargs = {**batched("image", PLANS[:1]), **batched("video", PLANS)}
     assert len(pop_plans("image", kwargs) or []) == 1
     assert len(pop_plans("video", kwargs) or []) == 2
     assert pop_plans("image", kwargs) is None

@@ -16,6 +16,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.parse import parse_mm_uuids
 
 import anchorprune_vllm
+from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import logger
 from anchorprune_vllm.metrics.families import FALLBACKS, ITEMS_PRUNED, TOKENS_AFTER, TOKENS_BEFORE
 from anchorprune_vllm.plan import pop_plans
@@ -213,10 +214,18 @@ def test_videos_may_have_a_budget_of_their_own(demo_models: Any) -> None:
 def test_stray_placeholders(any_model: Path) -> None:
     """Under native positions they would be taken for visual tokens."""
     processor = make(any_model, positions="native")
-    token = processor.info.get_tokenizer().decode(processor._media_token_ids()["image"])
+    token = processor.info.get_tokenizer().decode(processor._targets()["image"])
     process(processor, ask("Why?"), picture(1))
     with pytest.raises(ValueError, match="contains 1 media placeholders that stand for no image"):
         process(processor, ask(f"Why {token}?"), picture(1))
+
+
+def test_large_items_are_refused_only_if_pruned(any_model: Path) -> None:
+    processor = make(any_model)
+    processor._size_limits = SizeLimits(largest=1, method="anchorprune", of_method=None)
+    process(processor, ask("Why?"), picture(1), override={"budget": "100%"})
+    with pytest.raises(ValueError, match="visual tokens before pruning; at most 4 are allowed"):
+        process(processor, ask("Why?"), picture(1))
 
 
 def test_dummies_need_as_much_as_any_request(processor: Any) -> None:

@@ -252,7 +252,7 @@ def reader_for(tokenizer_name, template):
 
 def make_reader(tokenizer, template):
     ids = {modality: tokenizer.convert_tokens_to_ids(token) for token, modality in MEDIA.items()}
-    return QueryReader(tokenizer, template, ids)
+    return QueryReader(tokenizer, template, {name: [token] for name, token in ids.items()})
 
 
 def render(tokenizer, template, conversation, ask=True):
@@ -839,7 +839,7 @@ def test_unknown_scope():
 
 def test_modalities_with_one_token():
     with pytest.raises(ValueError, match="two modalities share a placeholder token"):
-        QueryReader(tokenizer_named("byte-level"), QWEN, {"image": 5, "video": 5})
+        QueryReader(tokenizer_named("byte-level"), QWEN, {"image": [5], "video": [5]})
 
 
 def test_tuples_and_no_ids_at_all():

@@ -111,7 +111,11 @@ def test_benchmarks_that_cannot_start(
     [
         (["demo", "--images", "0"], "'0' is not a whole number of at least 1"),
         (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
-        (["demo-model", "d", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
+        (
+            ["demo-model", "d", "--arch", "x"],
+            "invalid choice: 'x' (choose from 'llava-1.5', ",
+        ),
+        (["demo", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
         (["bench"], "the following arguments are required: KIND"),
         (["bench", "parts", "--repeats", "-1"], "is not a whole number of at least 1"),
         (["bench", "serve"], "one of the arguments --shape --model is required"),

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's model registry: any image model with a budget is served by a class that prunes it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def wrap_resolve_model_cls(original: Any) -> Any:
+    """Look at each class that vLLM is about to serve a model with."""
+
+    @functools.wraps(original)
+    def resolve_model_cls(self: Any, architectures: Any, model_config: Any) -> tuple[type, str]:
+        model, architecture = original(self, architectures, model_config)
+        return pruned_class(model, model_config), architecture
+
+    return resolve_model_cls
+
+
+def pruned_class(model: type, model_config: Any) -> type:
+    """Return the class that serves a model: another one only for an image model with a budget."""
+    from anchorprune_vllm.config import CONFIG_KEY
+    from anchorprune_vllm.models.pruned import PrunedModel
+
+    is_ours = issubclass(model, PrunedModel)
+    if is_ours or not hasattr(model_config.hf_config, CONFIG_KEY):
+        return model
+    from vllm.model_executor.models.interfaces import supports_multimodal
+
+    from anchorprune_vllm.models.general import generalize
+
+    return generalize(model) if supports_multimodal(model) else model

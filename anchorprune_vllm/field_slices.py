@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a model call's batched arguments belongs to which item.
+
+vLLM joins the processed fields of several images into one set of arguments, and the model is not
+told where one ends. To run the vision tower for some of them, the pruner needs each item's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+
+EACH, SHARED = -100, -101
+"""In place of an axis: a value of its own for each item, and one for all."""
+
+
+class FieldSlice(NamedTuple):
+    """An item's part of one field."""
+
+    axis: int
+    """The axis along which items lie behind each other, or `EACH`, or `SHARED`."""
+    size: int
+    """The item's length on that axis."""
+
+    @classmethod
+    def of(cls, elem: MultiModalFieldElem) -> FieldSlice:
+        """Return how vLLM will join a field of an item with those of other items."""
+        if isinstance(elem.field, MultiModalFlatField):
+            data: Any = elem.data
+            size = data.shape[elem.field.dim] if isinstance(data, Tensor) else len(data)
+            return cls(elem.field.dim, size)
+        return cls(SHARED if isinstance(elem.field, MultiModalSharedField) else EACH, 1)
+
+
+Slices = tuple[FieldSlice, ...]
+"""Of all fields of an item, in the order of their names."""
+
+
+def slices_of(item: Mapping[str, MultiModalFieldElem]) -> Slices:
+    """Return how vLLM will join all fields of an item with those of other items."""
+    return tuple(FieldSlice.of(item[name]) for name in sorted(item))
+
+
+def items_of(kwargs: Mapping[str, Any], slices: Sequence[Slices]) -> list[MultiModalKwargsItem]:
+    """Take the arguments of a call apart again: the fields of each of its items."""
+    items: list[dict[str, MultiModalFieldElem]] = [{} for _ in slices]
+    for name, parts in zip(sorted(kwargs), zip(*slices, strict=True), strict=True):
+        value, start = kwargs[name], 0
+        for number, (axis, size) in enumerate(parts):
+            if axis == SHARED:
+                data, field = value, MultiModalSharedField(batch_size=len(slices))
+            elif axis == EACH:
+                data, field = value[number], MultiModalBatchedField()
+            else:
+                is_tensor = isinstance(value, Tensor)
+                data = value.narrow(axis, start, size) if is_tensor else value[start : start + size]
+                field = MultiModalFlatField(slices=(), dim=axis)
+                start += size
+            items[number][name] = MultiModalFieldElem(data=data, field=field)
+    return [MultiModalKwargsItem(item) for item in items]
+
+
+def joined(items: Sequence[Mapping[str, MultiModalFieldElem]]) -> dict[str, Any]:
+    """Return the arguments of a call for some items, as vLLM itself would make them."""
+    return {
+        name: items[0][name].field.reduce_data([item[name] for item in items]) for name in items[0]
+    }

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter that prunes an image model of vLLM's without knowing it.
+
+Its parent's `embed_multimodal` gives the rows of all visual tokens. Relevance is the best match of
+a row with the words of the question, as in the paper's form for Qwen2.5-VL; importance, attention
+received in the tower's last layer, or what the rows themselves tell where that cannot be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.models.interfaces import supports_mrope
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
+from vllm.multimodal.processing import BaseMultiModalProcessor
+
+from anchorprune_vllm.config import Positions, PruneConfig
+from anchorprune_vllm.feature_cache import FeatureCache
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.logger import active_line, logger
+from anchorprune_vllm.media_tokens import MODALITIES
+from anchorprune_vllm.methods import Signal, method_of
+from anchorprune_vllm.models.linear_positions import LinearPositionsModel
+from anchorprune_vllm.models.media_batch import MediaBatch, rows_of
+from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.models.tower_importance import TowerImportance
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, read_counts
+from anchorprune_vllm.positions import CHANNELS, MediaPositions, MediaSpan
+from anchorprune_vllm.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
+from anchorprune_vllm.pruner import PrunableModel
+from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.signals.matching import MatchingSignals
+
+_SIGNALS: frozenset[Signal] = frozenset({"importance", "features", "projected"})
+_CACHE_PAGE = 256
+
+
+class GeneralModel(PrunedModel):
+    """Mixin: list it before any image model of vLLM's."""
+
+    modalities = MODALITIES
+    has_mrope: bool
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.tower_importance = TowerImportance(self)  # type: ignore[arg-type]
+        self._is_known = False
+
+    @classmethod
+    def check(cls, model_config: Any, config: PruneConfig) -> None:
+        name = model_config.architecture
+        refused = method_of(config).needs - _SIGNALS
+        if refused:
+            raise ValueError(
+                f"anchorprune: the method {config.method} needs {', '.join(sorted(refused))} of "
+                f"the vision tower, which is not known of {name}; choose another method"
+            )
+        if config.text_encoder is not None:
+            raise ValueError(
+                f"anchorprune: {name} needs no text encoder, questions are matched with its own "
+                "word embeddings; leave out --anchorprune-text-encoder"
+            )
+        if config.similarity != "negated":
+            raise ValueError(
+                f"anchorprune: similarity is for CLIP and SigLIP pairs; {name} matches words with "
+                "its own embeddings: leave it out"
+            )
+        if getattr(model_config, "uses_xdrope_dim", 0):
+            raise ValueError(f"anchorprune: {name} has XD-RoPE, which cannot be pruned yet")
+        if getattr(model_config.multimodal_config, "mm_encoder_tp_mode", None) == "data":
+            raise ValueError(
+                "anchorprune: the attention of a data-parallel vision tower cannot be looked into "
+                f"for {name}; leave out --mm-encoder-tp-mode data"
+            )
+
+    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
+        logger.info_once(active_line(config, WORD_EMBEDDINGS))
+        if vllm_config.compilation_config.cudagraph_mm_encoder:
+            # They would bypass `embed_multimodal`, and so the pruner.
+            vllm_config.compilation_config.cudagraph_mm_encoder = False
+            logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
+        device = vllm_config.device_config.device
+        self._make_cache = lambda layout: FeatureCache(
+            config.feature_cache_mb * 2**20, _CACHE_PAGE, layout, device
+        )
+        model: Any = self
+
+        def embed_words(ids: Tensor) -> Tensor:
+            return model.get_language_model().embed_input_ids(to_device(ids, device))
+
+        return MatchingSignals(embed_words, config.matching, self.embedding_size)
+
+    def _cache_page(self) -> int:
+        return _CACHE_PAGE
+
+    def _hidden_size(self) -> int:
+        return self.embedding_size
+
+    def _key_shape(self) -> tuple[int, int]:
+        raise NotImplementedError("methods that need keys are refused")
+
+    def _media(
+        self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
+    ) -> PrunableModel:
+        media = MediaBatch(self, modality, kwargs, plans)
+        if not self._is_known:  # a dummy item of vLLM's, but on a CPU, which may go without
+            self._learn(media, plans[0].tokens)
+        return media
+
+    def _learn(self, media: MediaBatch, tokens: MediaTokens) -> None:
+        """Look at the first item: are its rows as counted, how wide, and of which tower tokens?"""
+
+        def run() -> Tensor:
+            return rows_of(media.embed_whole([0]))
+
+        rows = run()
+        name = type(self).__name__
+        if len(rows) != tokens.unpruned or tokens.unpruned != tokens.candidates:
+            raise ValueError(
+                f"anchorprune: {name} makes {len(rows)} rows of an image for which its prompt has "
+                f"{tokens.unpruned} tokens, so it cannot be pruned; leave out --anchorprune-budget"
+            )
+        if "importance" in self.needs:
+            self.tower_importance.learn([tokens], run)
+            if self.tower_importance.order is None:
+                logger.warning_once(
+                    "AnchorPrune: %s is pruned at the reduced level: it is not known which tokens "
+                    "of its vision tower make up a row, so importance comes from the rows",
+                    name,
+                )
+        layout = self._feature_layout(rows.dtype)
+        layout["hidden"] = ((rows.shape[1],), rows.dtype)
+        assert self._pruner is not None
+        self._pruner.use_cache(self._make_cache(layout))
+        self._is_known = True
+
+    def embed_unpruned(self, **kwargs: Any) -> Sequence[Tensor]:
+        """The model's own rows of each item."""
+        return super(PrunedModel, self).embed_multimodal(**kwargs)  # type: ignore[misc]
+
+    # -- positions -------------------------------------------------------------------------------
+
+    def positions_of(
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaPositions | None:
+        """Native positions of an item's embeddings; None: positions are compact."""
+        if not self._native_positions:
+            return None
+        relative, _ = self._positions_in_item(modality, item, layout)
+        return MediaPositions(relative.T[_mask(layout)])
+
+    def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
+        place, item, fields = feature.mm_position, feature.data, PlanFields.of(feature.modality)
+        if item is None or fields.counts not in item:  # the client's own embeddings
+            return super()._span(feature)
+        given: Any = item
+        layout = PromptLayout.from_tensor(given[fields.layout].data)
+        relative, extent = self._positions_in_item(feature.modality, item, layout)
+        text = relative.masked_fill(_mask(layout), -1)
+        if place.length < layout.length:
+            kept, _ = read_counts(given[fields.counts].data)
+            text = text[:, torch.tensor(layout.stays(layout.shares(kept)), device="cpu")]
+        return MediaSpan(place.offset, place.length, extent, text)
+
+    def _positions_in_item(
+        self, modality: str, item: Any, layout: PromptLayout
+    ) -> tuple[Tensor, int]:
+        """Return where an item's tokens [CHANNELS, length] are in a prompt of the item alone.
+
+        And where the next token would be.
+        """
+        tokens = layout.tokens()
+        if not self.has_mrope:
+            places = torch.arange(len(tokens), device="cpu")
+            return places.expand(CHANNELS, -1), len(tokens)
+        mask = _mask(layout)
+        feature = MultiModalFeatureSpec(
+            data=item,
+            modality=modality,
+            identifier="",
+            mm_position=PlaceholderRange(0, len(tokens), None if bool(mask.all()) else mask),
+        )
+        model: Any = super(PrunedModel, self)
+        positions, delta = model.get_mrope_input_positions(tokens, [feature])
+        return positions.long().cpu(), len(tokens) + int(delta)
+
+
+def _mask(layout: PromptLayout) -> Tensor:
+    return torch.tensor(layout.is_embedding(), device="cpu")
+
+
+class LinearGeneralModel(GeneralModel, LinearPositionsModel):
+    """Mixin over models with ordinary, 1-D rotary embeddings."""
+
+
+@cache
+def generalize(model: type) -> type:
+    """Return the class that prunes an image model of vLLM's: pruned when its config has a budget,
+    and otherwise as it is."""
+    has_mrope = supports_mrope(model)
+    mixin = GeneralModel if has_mrope else LinearGeneralModel
+    plain: Any = model._processor_factory  # type: ignore[attr-defined]
+
+    class Served(mixin, model):  # type: ignore[misc, valid-type]
+        default_positions = "native" if has_mrope else "compact"
+
+        # vLLM looks at the signature to see how to call it.
+        def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+    Served.__name__ = Served.__qualname__ = f"Pruned{model.__name__}"
+    Served.has_mrope = has_mrope
+
+    def make_processor(info: Any, dummy_inputs: Any) -> BaseMultiModalProcessor:
+        processor = plain.processor(info, dummy_inputs)
+        if PruneConfig.of_model(info.ctx.model_config.hf_config) is None:
+            return refuse_overrides(processor)
+        return pruning_processor(type(processor), Served.default_positions)(info, dummy_inputs)
+
+    register = MULTIMODAL_REGISTRY.register_processor(
+        make_processor, info=plain.info, dummy_inputs=plain.dummy_inputs
+    )
+    return register(Served)
+
+
+@cache
+def pruning_processor(processor: type, default_positions: Positions) -> type:
+    """Return the class that plans and cuts what a processor of vLLM's makes."""
+    name = f"Pruning{processor.__name__}"
+    return type(name, (PruningProcessor, processor), {"default_positions": default_positions})

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images or videos of one model call, for a model of which nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anchorprune_vllm.feature_cache import MediaFeatures
+from anchorprune_vllm.field_slices import items_of, joined
+from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.positions import MediaPositions
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.models.general import GeneralModel
+
+
+class MediaBatch:
+    """One call's items, as the pruner asks for them."""
+
+    def __init__(
+        self,
+        model: GeneralModel,
+        modality: str,
+        kwargs: dict[str, Any],
+        plans: Sequence[ItemPlan],
+    ) -> None:
+        self._model = model
+        self._modality = modality
+        self._kwargs = kwargs
+        self._plans = plans
+        self._items = items_of(kwargs, [plan.slices for plan in plans])
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        if "importance" not in self._model.needs:
+            return [MediaFeatures(rows) for rows in self.embed_whole(items)]
+        with self._model.tower_importance.tapped() as take:
+            rows = self.embed_whole(items)
+        importance = take([self._plans[i].tokens for i in items])
+        if importance is None:
+            width = self._model.embedding_size
+            importance = [distance_from_mean(part[:, :width]) for part in rows]
+        return [MediaFeatures(*item) for item in zip(rows, importance, strict=True)]
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        is_all = len(items) == len(self._items)
+        chosen = self._kwargs if is_all else joined([self._items[i] for i in items])
+        return list(self._model.embed_unpruned(**chosen))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return hidden  # rows are embeddings already
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        return self._model.positions_of(self._modality, self._items[item], plan.layout)
+
+
+def distance_from_mean(rows: Tensor) -> Tensor:
+    """Return how unlike the average row each row [N, H] is: importance without attention."""
+    unit = F.normalize(rows.float(), dim=-1)
+    return (1 - unit @ F.normalize(unit.mean(0), dim=0)).clamp_min(0)
+
+
+def rows_of(embeddings: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all items."""
+    return torch.cat(list(embeddings))

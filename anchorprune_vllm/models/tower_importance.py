@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Importance as the attention that visual tokens receive in the last layer of a vision tower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import MMEncoderAttention
+
+from anchorprune_vllm.models.tower_order import TowerOrder, possible_orders, probe
+from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.signals.attention import received_attention
+
+Take = Callable[[Sequence[MediaTokens]], list[Tensor] | None]
+
+
+class TowerImportance:
+    """Looks into a tower's last attention, once it is known which one that is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._candidates = [m for m in model.modules() if isinstance(m, MMEncoderAttention)]
+        self._attention: Any = None
+        self.order: TowerOrder | None = None
+        """How the attention's tokens become rows; None: importance comes from elsewhere."""
+
+    def learn(self, media: Sequence[MediaTokens], run: Callable[[], Tensor]) -> None:
+        """Find out where to look, by running the tower some times.
+
+        media: the tokens of the items that `run` embeds: [rows, H].
+        """
+        called: list[tuple[Any, list[int]]] = []
+
+        def note(module: Any, args: Any, kwargs: Any) -> None:
+            called.append((module, _segments(module, args, kwargs)))
+
+        with ExitStack() as hooks:
+            for module in self._candidates:
+                handle = module.register_forward_pre_hook(note, with_kwargs=True)
+                hooks.callback(handle.remove)
+            run()
+        if called:
+            self._attention = called[-1][0]
+            last = [segments for module, segments in called if module is self._attention]
+            orders = possible_orders(media, [length for call in last for length in call])
+            self.order = probe(orders, media, self._attention, run)
+
+    @contextmanager
+    def tapped(self) -> Iterator[Take]:
+        """While entered, the attention is looked into; then, what is yielded gives importance."""
+        taken: list[tuple[Tensor, Tensor]] = []
+
+        def tap(module: Any, args: Any, kwargs: Any) -> None:
+            taken.append(_query_and_key(module, args, kwargs))
+
+        with ExitStack() as hooks:
+            if self.order is not None:
+                handle = self._attention.register_forward_pre_hook(tap, with_kwargs=True)
+                hooks.callback(handle.remove)
+            yield lambda media: self._received(taken, media)
+
+    def _received(
+        self, taken: Sequence[tuple[Tensor, Tensor]], media: Sequence[MediaTokens]
+    ) -> list[Tensor] | None:
+        """Return the importance [N] of each item's tokens; None: it is not to be had."""
+        if self.order is None:
+            return None
+        query, key = (torch.cat(parts) for parts in zip(*taken, strict=True))
+        segments = self.order.segments(media)
+        if sum(segments) != len(query):
+            return None
+        summed = received_attention(query, key, segments, self._attention.scale)
+        heads = query.shape[1]
+        ranks = get_tensor_model_parallel_world_size()
+        if ranks > 1:
+            # Every rank must see the same. Where all have all heads, all are counted alike.
+            summed = tensor_model_parallel_all_reduce(summed)
+        groups = to_device(self.order.groups(media), summed.device)
+        of_rows = summed[groups].mean(1) / (heads * ranks)
+        return list(of_rows.split([tokens.candidates for tokens in media]))
+
+
+def _query_and_key(module: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return what goes into an attention as [tokens, heads, head size] each."""
+    query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
+    query = query.reshape(-1, module.num_heads, module.head_size)
+    key = key.reshape(-1, module.num_kv_heads, module.head_size)
+    if module.num_kv_heads != module.num_heads:
+        key = key.repeat_interleave(module.num_heads // module.num_kv_heads, dim=1)
+    return query, key
+
+
+def _segments(module: Any, args: Any, kwargs: Any) -> list[int]:
+    """Return how many tokens attend to each other. It waits for the device, at load alone."""
+    query = args[0] if args else kwargs["query"]
+    bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
+    if bounds is not None:
+        return bounds.diff().tolist()
+    tokens = query.numel() // (module.num_heads * module.head_size)
+    batch = query.shape[0] if query.ndim > 2 else 1
+    return [tokens // batch] * batch

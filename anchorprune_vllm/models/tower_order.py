@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens of a vision tower make up which row of its output: found out, not guessed.
+
+Between a tower's last attention and the rows that the language model gets, models merge 2 x 2
+tokens, pool, shuffle or drop a class token. Attention that a tower's token receives is worth
+something only if its row is known. So once, when the model is loaded, single tokens are changed
+behind the last attention, and what moves tells the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from anchorprune_vllm.plan import MediaTokens
+
+_ClassToken = Literal["none", "first", "last"]
+_Grouping = Literal["consecutive", "raster"]
+
+
+@dataclass(frozen=True)
+class TowerOrder:
+    """How the tokens of a tower's attention become rows.
+
+    Tokens attend to each other within parts: a tile, a frame, or a whole item.
+    """
+
+    part: int | Literal["unit", "item"]
+    """The rows of a part: as many as those of a unit or an item, or always the same number."""
+    class_token: _ClassToken
+    """Where each part has a token that belongs to no row."""
+    grouping: _Grouping
+    """Whether the tokens of a row follow each other, or are a square of the tower's own grid."""
+    ratio: int
+    """Tokens of each row."""
+
+    def segments(self, media: Sequence[MediaTokens]) -> list[int]:
+        """Return how many of the tower's tokens attend to each other, for each part."""
+        extra = int(self.class_token != "none")
+        return [
+            self.ratio * sum(rows * columns for rows, columns in part) + extra
+            for part in self._parts(media)
+        ]
+
+    def groups(self, media: Sequence[MediaTokens]) -> Tensor:
+        """Return the tower's tokens of each row: int64 [rows, ratio], on the CPU."""
+        before, behind = int(self.class_token == "first"), int(self.class_token == "last")
+        groups, start = [], 0
+        for part in self._parts(media):
+            start += before
+            for rows, columns in part:
+                groups.append(start + self._within(rows, columns))
+                start += rows * columns * self.ratio
+            start += behind
+        return torch.cat(groups)
+
+    def _parts(self, media: Sequence[MediaTokens]) -> list[list[tuple[int, int]]]:
+        """Return the grids of rows in each part."""
+        grids = [[grid for grid in tokens.grids if grid[0]] for tokens in media]
+        if self.part == "item":
+            return grids
+        units = [grid for item in grids for grid in item]
+        if self.part == "unit":
+            return [[grid] for grid in units]
+        side = isqrt(self.part)
+        tile = (side, side) if side * side == self.part else (1, self.part)
+        return [[tile] for rows, columns in units for _ in range(rows * columns // self.part)]
+
+    def _within(self, rows: int, columns: int) -> Tensor:
+        number = torch.arange(rows * columns * self.ratio, device="cpu")
+        if self.grouping == "consecutive":
+            return number.view(-1, self.ratio)
+        side = isqrt(self.ratio)
+        squares = number.view(rows, side, columns, side).transpose(1, 2)
+        return squares.reshape(-1, self.ratio)
+
+
+def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> list[TowerOrder]:
+    """Return the orders in which rows may be made of a tower's tokens, by their numbers.
+
+    segments: how many tokens attended to each other in the tower, one part behind the other.
+    """
+    rows = sum(tokens.candidates for tokens in media)
+    tile = rows // len(segments)
+    found = []
+    for class_token, grouping in product(get_args(_ClassToken), get_args(_Grouping)):
+        ratio = (sum(segments) - len(segments) * (class_token != "none")) // rows
+        is_square = ratio > 1 and isqrt(ratio) ** 2 == ratio
+        if ratio and (grouping == "consecutive" or is_square):
+            parts: tuple[Any, ...] = ("unit", "item", tile)
+            orders = [TowerOrder(part, class_token, grouping, ratio) for part in parts]
+            found += [order for order in orders if order.segments(media) == list(segments)][:1]
+    return found
+
+
+def probe(
+    orders: Sequence[TowerOrder],
+    media: Sequence[MediaTokens],
+    attention: nn.Module,
+    run: Callable[[], Tensor],
+) -> TowerOrder | None:
+    """Return the order in which a tower's tokens become rows; None: it is none of these.
+
+    Args:
+        orders: those that are possible.
+        media: the tokens of the items that `run` embeds.
+        attention: the tower's last attention.
+        run: embeds the items: [rows, H], the same each time.
+    """
+    if not orders:
+        return None
+    unchanged = run()
+    rows = {order: _rows_of_tokens(order, media) for order in orders}
+    tokens = len(rows[orders[0]])
+    left = list(orders)
+    # Some tokens anywhere, and then those about which the orders that are left disagree.
+    spread = [tokens // 3, tokens // 2, 2 * tokens // 3, tokens - 1]
+    while left and (spread or len(left) > 1):
+        if spread:
+            token = spread.pop()
+        else:
+            unlike = (rows[left[0]] != rows[left[1]]).nonzero().flatten()
+            if not len(unlike):  # two names of one order
+                del left[1]
+                continue
+            token = int(unlike[len(unlike) // 2])
+        with _changed(attention, token):
+            moved = (run() != unchanged).any(1).nonzero().flatten().tolist()
+        left = [order for order in left if moved == _row(rows[order], token)]
+    return left[0] if left else None
+
+
+def _row(rows: Tensor, token: int) -> list[int]:
+    """Return the row of a token, or none."""
+    row = int(rows[token])
+    return [row] if row >= 0 else []
+
+
+def _rows_of_tokens(order: TowerOrder, media: Sequence[MediaTokens]) -> Tensor:
+    """Return the row of each of the tower's tokens: int64 [tokens]; -1: of none."""
+    groups = order.groups(media)
+    rows = torch.full((sum(order.segments(media)),), -1, device="cpu")
+    rows[groups] = torch.arange(len(groups), device="cpu")[:, None]
+    return rows
+
+
+class _changed:
+    """While entered, an attention's output is another at one token."""
+
+    def __init__(self, attention: nn.Module, token: int) -> None:
+        self._attention, self._token, self._seen = attention, token, 0
+
+    def __enter__(self) -> None:
+        self._handle = self._attention.register_forward_hook(self._change)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _change(self, module: nn.Module, args: object, output: Tensor) -> Tensor:
+        size = module.num_heads * module.head_size  # type: ignore[operator]
+        flat = output.reshape(-1, size)  # type: ignore[arg-type]
+        token = self._token - self._seen
+        self._seen += len(flat)
+        if not 0 <= token < len(flat):
+            return output
+        flat = flat.clone()
+        flat[token] += 3 * flat.std()
+        return flat.view(output.shape)

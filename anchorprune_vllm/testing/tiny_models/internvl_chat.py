@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InternVL and its relatives in InternVL's own format: tiles, and a thumbnail.
+
+The hub's configuration of `InternVLChatModel` comes with code of its own. vLLM's configuration of
+Qianfan-OCR has the same entries, and needs none; transformers knows the names of the weights.
+"""
+
+from typing import Any
+
+from transformers import (
+    GotOcr2ImageProcessor,
+    PreTrainedTokenizerFast,
+    QianfanOCRConfig,
+    QianfanOCRForConditionalGeneration,
+    QianfanOCRProcessor,
+    Qwen3Config,
+)
+
+from anchorprune_vllm.testing.tiny_models.checkpoint import (
+    TOWER,
+    Checkpoint,
+    make_tokenizer,
+    text_config,
+)
+
+_TILE, _PATCH, _MAX_TILES = 112, 14, 6
+_TOKENS = (_TILE // _PATCH // 2) ** 2
+
+
+def internvl_chat() -> Checkpoint:
+    return _checkpoint(architecture="InternVLChatModel", video="<video>\n")
+
+
+def skywork_r1v() -> Checkpoint:
+    return _checkpoint(architecture="SkyworkR1VChatModel")
+
+
+def qianfan_ocr() -> Checkpoint:
+    return _checkpoint()
+
+
+def _checkpoint(**others: Any) -> Checkpoint:
+    tokenizer = make_tokenizer(
+        ["<image>", "<video>"],
+        start_image_token="<img>",
+        end_image_token="</img>",
+        context_image_token="<IMG_CONTEXT>",
+    )
+    size = {"height": _TILE, "width": _TILE}
+    processor = QianfanOCRProcessor(
+        image_processor=GotOcr2ImageProcessor(
+            size=size, crop_to_patches=True, min_patches=1, max_patches=_MAX_TILES
+        ),
+        tokenizer=tokenizer,
+        image_seq_length=_TOKENS,
+    )
+    return Checkpoint(
+        QianfanOCRForConditionalGeneration,
+        _config(tokenizer),
+        processor,
+        image="<image>\n",
+        visual_tokens=(112, 112),
+        hub_names={"language_model.model.encoder.": "language_model.model."},
+        config_json=_hub_config(),
+        **others,
+    )
+
+
+def _config(tokenizer: PreTrainedTokenizerFast) -> QianfanOCRConfig:
+    return QianfanOCRConfig(
+        vision_config={**TOWER, "image_size": _TILE, "patch_size": _PATCH},
+        text_config=text_config(Qwen3Config, tokenizer, head_dim=64).to_dict(),
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=_TOKENS,
+    )
+
+
+def _hub_config() -> dict[str, Any]:
+    return {
+        "vision_config": {
+            **TOWER,
+            "model_type": "qianfan_ocr_vision",
+            "image_size": _TILE,
+            "patch_size": _PATCH,
+            "qkv_bias": True,
+            "qk_normalization": False,
+            "norm_type": "layer_norm",
+        },
+        "force_image_size": _TILE,
+        "downsample_ratio": 0.5,
+        "dynamic_image_size": True,
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": _MAX_TILES,
+        "use_thumbnail": True,
+        "select_layer": -1,
+        "ps_version": "v2",
+        "template": "internvl2_5",
+    }

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The general adapter, on tiny models of families of which it knows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from vllm.model_executor.layers.attention import MMEncoderAttention
+
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.tools.local_model import LocalModel, plans_of
+from tests.support.pictures import picture
+from tests.support.reference.selection import Tokens, largest_remainder, normalised, select
+
+QUESTION = "What color is the circle?"
+SMALL, LARGE = picture(1, (300, 200)), picture(2, (700, 500))
+
+
+class Family(NamedTuple):
+    """What is known of a family from its papers and code, and here found out."""
+
+    order: TowerOrder
+    is_divided: bool = False
+    """Whether text stands between parts of a large image."""
+
+
+MERGED = TowerOrder("unit", "none", "consecutive", 4)
+POOLED = TowerOrder("unit", "none", "raster", 4)
+FAMILIES = {
+    "qwen3-vl": Family(MERGED),
+    "qwen2-vl": Family(MERGED),
+    "glm-4v": Family(MERGED),
+    "gemma3": Family(POOLED),
+    "mistral3": Family(POOLED),
+    "idefics3": Family(POOLED, is_divided=True),
+    "llama4": Family(TowerOrder("unit", "last", "raster", 4), is_divided=True),
+    "internvl": Family(TowerOrder(16, "first", "raster", 4)),
+}
+
+
+class Loaded(NamedTuple):
+    model: LocalModel
+    family: Family
+    words: np.ndarray
+    """The language model's table of embeddings, as it is on the disk."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(
+    request: pytest.FixtureRequest, rank: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
+    path = tmp_path_factory.mktemp("general") / "model"
+    make_demo_model(path, arch=request.param)
+    weights = load_file(path / "model.safetensors")
+    (table,) = (value for name, value in weights.items() if name.endswith("embed_tokens.weight"))
+    model = LocalModel(path, max_model_len=2048, limit_mm_per_prompt={"image": 4, "video": 0})
+    yield Loaded(model, FAMILIES[request.param], table.double().numpy())
+
+
+def prompt_of(model: LocalModel, images: int, question: str = QUESTION) -> str:
+    content = [{"type": "image"}] * images + [{"type": "text", "text": question}]
+    tokenizer = model.processor.info.get_tokenizer()
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+
+
+def process(model: LocalModel, budget: int | str, *images: Image.Image) -> Any:
+    return model.process(prompt_of(model, len(images)), *images, budget=budget)
+
+
+class Attention:
+    """What goes into the last attention that a tower calls, in dense form."""
+
+    def __init__(self, model: Any) -> None:
+        self.calls: list[tuple[Any, Tensor, Tensor, Any]] = []
+        for module in model.modules():
+            if isinstance(module, MMEncoderAttention):
+                module.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
+        query, key = args[:2] if args else (kwargs["query"], kwargs["key"])
+        bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
+        self.calls.append((module, query, key, bounds))
+
+    def received(self) -> list[np.ndarray]:
+        """Mean attention that each token receives within its part, a list of parts."""
+        last = self.calls[-1][0]
+        parts = []
+        for module, query, key, bounds in self.calls:
+            if module is not last:
+                continue
+            size = module.head_size
+            q = query.reshape(-1, module.num_heads, size).double()
+            k = key.reshape(-1, module.num_kv_heads, size).double()
+            if bounds is not None:
+                lengths = bounds.diff().tolist()
+            else:
+                batch = query.shape[0] if query.ndim > 2 else 1
+                lengths = [len(q) // batch] * batch
+            for one, other in zip(q.split(lengths), k.split(lengths), strict=True):
+                weights = torch.einsum("qhd,khd->hqk", one, other) * module.scale
+                parts.append(weights.softmax(-1).mean((0, 1)).numpy())
+        return parts
+
+
+def importance_by_hand(
+    parts: list[np.ndarray],
+    order: TowerOrder,
+    layout: PromptLayout,
+    grids: Sequence[tuple[int, int]],
+) -> np.ndarray:
+    """Average what the tokens of each row received, by loops over rows and columns."""
+    found: list[float] = []
+    side = 2
+    cells = [grid for grid in grids if grid[0]]
+    if isinstance(order.part, int):
+        cells = [(4, 4)] * len(parts)
+    for part, (rows, columns) in zip(parts, cells, strict=True):
+        tokens = part[1:] if order.class_token == "first" else part
+        tokens = tokens[:-1] if order.class_token == "last" else tokens
+        for row in range(rows):
+            for column in range(columns):
+                if order.grouping == "consecutive":
+                    first = (row * columns + column) * 4
+                    members = [first + each for each in range(4)]
+                else:
+                    members = [
+                        (row * side + y) * columns * side + column * side + x
+                        for y in range(side)
+                        for x in range(side)
+                    ]
+                found.append(float(np.mean([tokens[member] for member in members])))
+    assert len(found) == layout.embeddings
+    return np.array(found)
+
+
+def test_order_of_the_tower_is_found(loaded: Loaded) -> None:
+    loaded.model.embed(process(loaded.model, 12, SMALL))
+    assert loaded.model.model.tower_importance.order == loaded.family.order
+
+
+@pytest.mark.parametrize("budget", [5, 12, "25%"])
+@pytest.mark.parametrize("image", [SMALL, LARGE], ids=["small", "large"])
+def test_keeps_what_the_paper_keeps(loaded: Loaded, image: Image.Image, budget: int | str) -> None:
+    model, width = loaded.model, loaded.words.shape[1]
+    whole = process(model, "100%", image)
+    attention = Attention(model.model)
+    (rows,) = model.embed(whole)
+    parts = attention.received()
+    (plan,) = plans_of(process(model, budget, image))
+    kept_rows = model.embed(process(model, budget, image))[0]
+
+    importance = importance_by_hand(parts, loaded.family.order, plan.layout, plan.tokens.grids)
+    features = normalised(rows[:, :width].double().numpy())
+    ids = model.processor.info.get_tokenizer().encode(QUESTION, add_special_tokens=False)
+    relevance = (features @ normalised(loaded.words[ids]).T).max(1)
+    sizes = plan.layout.unit_sizes
+    shares = largest_remainder(plan.kept, list(sizes)) if len(sizes) > 1 else [plan.kept]
+    kept, start = [], 0
+    for size, share in zip(sizes, shares, strict=True):
+        part = slice(start, start + size)
+        units = plan.units.numpy() if plan.units is not None and len(sizes) == 1 else None
+        tokens = Tokens(
+            importance[part],
+            features[part],
+            features[part],
+            np.zeros(size, int) if units is None else units,
+        )
+        kept += [start + i for i in (select(tokens, relevance[part], share) if share else [])]
+        start += size
+    assert len(kept) == plan.kept
+    assert torch.equal(kept_rows[:, :width], rows[kept, :width])
+
+
+def test_prompt_holds_what_is_kept_and_all_text(loaded: Loaded) -> None:
+    model = loaded.model
+    whole = process(model, "100%", SMALL, LARGE)
+    plans = plans_of(whole)
+    if loaded.family.is_divided:
+        assert len(plans[1].layout.unit_sizes) > 1
+    cut = process(model, 12, SMALL, LARGE)
+    rows = model.embed(cut)
+    places = cut["mm_placeholders"]["image"]
+    assert [place.get_num_embeds() for place in places] == [len(part) for part in rows] == [12, 12]
+    embedded = {
+        token
+        for plan in plans
+        for token, flag in zip(plan.layout.tokens(), plan.layout.is_embedding(), strict=True)
+        if flag
+    }
+    breaks = {
+        token for plan in plans if plan.layout.is_in_rows for token in plan.layout.tokens()[:-1]
+    }
+    text = [
+        [token for token in out["prompt_token_ids"] if token not in embedded | breaks]
+        for out in (whole, cut)
+    ]
+    assert text[0] == text[1]
+
+
+def test_native_positions_are_the_unpruned_ones(loaded: Loaded) -> None:
+    """Of M-RoPE models, number by number: text, kept tokens, and where the answer begins."""
+    model: Any = loaded.model.model
+    if not model.has_mrope:
+        assert not model._native_positions
+        return
+    whole = process(loaded.model, "100%", SMALL, LARGE)
+    full, delta = unpruned_positions(loaded.model, whole)
+    end = len(whole["prompt_token_ids"]) + delta
+
+    cut = process(loaded.model, 7, SMALL, LARGE)
+    ids, places = cut["prompt_token_ids"], cut["mm_placeholders"]["image"]
+    rows = loaded.model.embed(cut)
+    plain = loaded.model.embed(whole)
+    positions, given = model.get_mrope_input_positions(ids, features_of(cut))
+    assert len(ids) + given == end
+    cleaned, placed, delta = model.recompute_mrope_positions(ids, rows, positions, 0)
+    assert len(ids) + delta == end
+
+    expected, at = [], 0
+    for part, other, place, before in zip(
+        cleaned, plain, places, whole["mm_placeholders"]["image"], strict=True
+    ):
+        expected.append(full[:, at : before.offset])
+        width = part.shape[1]
+        kept = [int((other[:, :width] == row).all(1).nonzero()[0]) for row in part]
+        expected.append(full[:, before.offset : before.offset + before.length][:, kept])
+        at = before.offset + before.length
+        assert place.length == len(part)
+    expected.append(full[:, at:])
+    assert placed[:, : len(ids)].tolist() == torch.cat(expected, dim=1).tolist()
+
+
+def features_of(processed: Any) -> list[Any]:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+
+    return [
+        MultiModalFeatureSpec(item, "image", "", place)
+        for item, place in zip(
+            processed["mm_kwargs"]["image"], processed["mm_placeholders"]["image"], strict=True
+        )
+    ]
+
+
+def unpruned_positions(local: LocalModel, processed: Any) -> tuple[Tensor, int]:
+    """What vLLM's own class makes of the prompt."""
+    base = type(local.model).__mro__[3]
+    return base.get_mrope_input_positions(
+        local.model, processed["prompt_token_ids"], features_of(processed)
+    )
