@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
@@ -18,10 +17,9 @@ from vllm import LLM, EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 
 from anchorprune_vllm.config import CONFIG_KEY
-from anchorprune_vllm.tools.asked_thing import tell
 from anchorprune_vllm.tools.engine_options import check_engine_options, refusal
 from anchorprune_vllm.tools.eval_data import DataSet
-from anchorprune_vllm.tools.eval_plan import PERFECT, Configuration
+from anchorprune_vllm.tools.eval_plan import Configuration
 
 _AT_ONCE = 256  # questions given to the engine together, between two steps of the progress bar
 
@@ -115,11 +113,8 @@ def ask(
         override = {CONFIG_KEY: choice}
     answers: list[str] = []
     prompt_tokens = 0
-    at_once = 1 if configuration.method == PERFECT else _AT_ONCE
-    for start in range(0, len(data.questions), at_once):
-        numbers = range(len(data.questions))[start : start + at_once]
-        if configuration.method == PERFECT:
-            llm.apply_model(partial(tell, boxes=data.questions[start].about))
+    for start in range(0, len(data.questions), _AT_ONCE):
+        numbers = range(len(data.questions))[start : start + _AT_ONCE]
         outputs = llm.chat(
             _conversations(data, numbers, prompt),
             params,

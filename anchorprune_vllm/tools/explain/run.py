@@ -14,13 +14,13 @@ from typing import Any
 
 from anchorprune_vllm.tools.checks import check_model, is_writable
 from anchorprune_vllm.tools.chosen_methods import Method
-from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
+from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
 from anchorprune_vllm.tools.explain.explanation import Explanation
 from anchorprune_vllm.tools.explain.media import read_asked
 
 DEMO = "demo"
-"""In place of a model: the trained LLaVA, made where `anchorprune demo` has its models."""
-_DEMO_MODEL = Path(".demo") / "trained-llava-1.5"
+"""In place of a model: the trained demo model, made where `anchorprune demo` has its models."""
+_DEMO_MODEL = Path(".demo") / TRAINED
 _SUFFIXES = (".png", ".html")
 
 
@@ -68,11 +68,10 @@ def run_explain(wanted: Wanted) -> Explanation:
 def explain(wanted: Wanted) -> Explanation:
     """Look with each method in turn: a server has one, and so does a loaded model."""
     asked = read_asked(wanted.media, wanted.question)
-    model, methods = wanted.model, wanted.methods
+    model = wanted.model
     if model == DEMO:
-        make_trained_model(_DEMO_MODEL)
+        make_demo_model(_DEMO_MODEL, arch=TRAINED)
         model = str(_DEMO_MODEL)
-        methods = [method.with_defaults(TRAINED["llava-1.5"]) for method in methods]
     check_model(model)
     shared: dict[str, Any] = {"query": wanted.query}
     if wanted.text_encoder is not None:
@@ -86,7 +85,7 @@ def explain(wanted: Wanted) -> Explanation:
     check_engine_options(wanted.engine_args)
     looks = []
     with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
-        for method in methods:
+        for method in wanted.methods:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))

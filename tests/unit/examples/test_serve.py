@@ -54,14 +54,13 @@ def test_refusals(args: list[str], variables: dict[str, str], words: str) -> Non
 
 def test_without_settings_it_serves_the_small_model() -> None:
     make, _ = SCRIPT.dry_run()
-    assert make == ["anchorprune", "demo-model", ".demo/trained-llava-1.5"]
+    assert make == ["anchorprune", "demo-model", ".demo/trained"]
     args = served()
-    assert args.model_tag == ".demo/trained-llava-1.5"
+    assert args.model_tag == ".demo/trained"
     assert args.hf_overrides["anchorprune"] == {
         "budget": "16",
         "method": "anchorprune",
-        "text_encoder": ".demo/trained-llava-1.5/clip",
-        "similarity": "raw",
+        "text_encoder": ".demo/trained/clip",
     }
     assert (args.host, args.port, args.served_model_name) == ("127.0.0.1", 8000, ["demo"])
     assert args.trust_request_mm_kwargs  # as openai_client.py needs it

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,13 +57,13 @@ class Loaded(NamedTuple):
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded(
     request: pytest.FixtureRequest, rank: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Loaded]:
+) -> Loaded:
     path = tmp_path_factory.mktemp("general") / "model"
     make_demo_model(path, arch=request.param)
     weights = load_file(path / "model.safetensors")
     (table,) = (value for name, value in weights.items() if name.endswith("embed_tokens.weight"))
     model = LocalModel(path, max_model_len=2048, limit_mm_per_prompt={"image": 4, "video": 0})
-    yield Loaded(model, FAMILIES[request.param], table.double().numpy())
+    return Loaded(model, FAMILIES[request.param], table.double().numpy())
 
 
 def prompt_of(model: LocalModel, images: int, question: str = QUESTION) -> str:
