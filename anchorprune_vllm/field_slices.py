@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a model call's batched arguments belongs to which item.
+"""An item's fields as vLLM carries them, and which part of a call's arguments they become.
 
 vLLM joins the processed fields of several images into one set of arguments, and the model is not
 told where one ends. To run the vision tower for some of them, the pruner needs each item's part.
@@ -8,7 +8,7 @@ told where one ends. To run the vision tower for some of them, the pruner needs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from vllm.multimodal.inputs import (
@@ -19,35 +19,24 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 
+from anchorprune_vllm.plan import FieldSlice, ItemPlan, Slices, to_tensors
+
 EACH, SHARED = -100, -101
 """In place of an axis: a value of its own for each item, and one for all."""
 
 
-class FieldSlice(NamedTuple):
-    """An item's part of one field."""
-
-    axis: int
-    """The axis along which items lie behind each other, or `EACH`, or `SHARED`."""
-    size: int
-    """The item's length on that axis."""
-
-    @classmethod
-    def of(cls, elem: MultiModalFieldElem) -> FieldSlice:
-        """Return how vLLM will join a field of an item with those of other items."""
-        if isinstance(elem.field, MultiModalFlatField):
-            data: Any = elem.data
-            size = data.shape[elem.field.dim] if isinstance(data, Tensor) else len(data)
-            return cls(elem.field.dim, size)
-        return cls(SHARED if isinstance(elem.field, MultiModalSharedField) else EACH, 1)
-
-
-Slices = tuple[FieldSlice, ...]
-"""Of all fields of an item, in the order of their names."""
+def slice_of(elem: MultiModalFieldElem) -> FieldSlice:
+    """Return how vLLM will join a field of an item with those of other items."""
+    if isinstance(elem.field, MultiModalFlatField):
+        data: Any = elem.data
+        size = data.shape[elem.field.dim] if isinstance(data, Tensor) else len(data)
+        return FieldSlice(elem.field.dim, size)
+    return FieldSlice(SHARED if isinstance(elem.field, MultiModalSharedField) else EACH, 1)
 
 
 def slices_of(item: Mapping[str, MultiModalFieldElem]) -> Slices:
     """Return how vLLM will join all fields of an item with those of other items."""
-    return tuple(FieldSlice.of(item[name]) for name in sorted(item))
+    return tuple(slice_of(item[name]) for name in sorted(item))
 
 
 def items_of(kwargs: Mapping[str, Any], slices: Sequence[Slices]) -> list[MultiModalKwargsItem]:
@@ -73,4 +62,13 @@ def joined(items: Sequence[Mapping[str, MultiModalFieldElem]]) -> dict[str, Any]
     """Return the arguments of a call for some items, as vLLM itself would make them."""
     return {
         name: items[0][name].field.reduce_data([item[name] for item in items]) for name in items[0]
+    }
+
+
+def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
+    """Return a plan as further fields of its item, which stay on the host."""
+    field = MultiModalBatchedField(keep_on_cpu=True)
+    return {
+        name: MultiModalFieldElem(data=value, field=field)
+        for name, value in to_tensors(modality, plan).items()
     }

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     """One token of the prompt, repeated."""
 
     token: int
-    count: int
+    repeats: int
     is_embedding: bool
 
 
@@ -46,7 +46,7 @@ class PromptLayout:
     @property
     def length(self) -> int:
         """The number of all tokens, those between embeddings included."""
-        return sum(piece.count for piece in self.pieces)
+        return sum(piece.repeats for piece in self.pieces)
 
     @property
     def embeddings(self) -> int:
@@ -62,7 +62,7 @@ class PromptLayout:
     def is_in_rows(self) -> bool:
         """Whether the runs are rows of one image, with the same single token between them."""
         gaps = [gap for is_embedding, _, gap in self._stretches[1:-1] if not is_embedding]
-        return len(set(gaps)) == 1 and sum(piece.count for piece in gaps[0]) == 1
+        return len(set(gaps)) == 1 and sum(piece.repeats for piece in gaps[0]) == 1
 
     @property
     def unit_sizes(self) -> tuple[int, ...]:
@@ -90,11 +90,11 @@ class PromptLayout:
 
     def tokens(self) -> list[int]:
         """Return the ids of all tokens."""
-        return [piece.token for piece in self.pieces for _ in range(piece.count)]
+        return [piece.token for piece in self.pieces for _ in range(piece.repeats)]
 
     def is_embedding(self) -> list[bool]:
         """Return which tokens stand for embeddings."""
-        return [piece.is_embedding for piece in self.pieces for _ in range(piece.count)]
+        return [piece.is_embedding for piece in self.pieces for _ in range(piece.repeats)]
 
     def to_tensor(self) -> Tensor:
         """Return the pieces as int64 [pieces, 3], on the CPU."""
@@ -103,10 +103,10 @@ class PromptLayout:
     @classmethod
     def from_tensor(cls, pieces: Tensor) -> PromptLayout:
         """Read what `to_tensor` wrote."""
-        return cls(tuple(Piece(token, count, bool(flag)) for token, count, flag in pieces.tolist()))
+        return cls(tuple(Piece(token, times, bool(flag)) for token, times, flag in pieces.tolist()))
 
     @cached_property
     def _stretches(self) -> tuple[tuple[bool, int, tuple[Piece, ...]], ...]:
         """Embeddings and other tokens in turn: which of both, how many, and their pieces."""
         merged = ((key, (*group,)) for key, group in groupby(self.pieces, lambda p: p.is_embedding))
-        return tuple((key, sum(piece.count for piece in group), group) for key, group in merged)
+        return tuple((key, sum(piece.repeats for piece in group), group) for key, group in merged)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
 
-from anchorprune_vllm.field_slices import FieldSlice, Slices
 from anchorprune_vllm.layout import PromptLayout
 
 MediaKey = tuple[int, int]
+
+_NO_LAYOUT = PromptLayout(())
 
 DUMMY_MEDIA: MediaKey = (0, 0)
 """Of the items that vLLM makes up, to profile memory and to warm up."""
@@ -64,6 +64,19 @@ class MediaTokens(NamedTuple):
         return kept >= self.candidates
 
 
+class FieldSlice(NamedTuple):
+    """An item's part of one of the arguments that the model's own processor makes."""
+
+    axis: int
+    """The axis along which items lie behind each other, or what `field_slices.py` has for none."""
+    size: int
+    """The item's length on that axis."""
+
+
+Slices = tuple[FieldSlice, ...]
+"""Of all fields of an item, in the order of their names."""
+
+
 @dataclass(frozen=True)
 class ItemPlan:
     """How many of an item's candidates stay, which media it is, and what was asked about it."""
@@ -73,7 +86,7 @@ class ItemPlan:
     media_key: MediaKey
     query_ids: Tensor
     """[segments, length] token ids for the text encoder; no segments: no query."""
-    layout: PromptLayout = PromptLayout(())
+    layout: PromptLayout = _NO_LAYOUT
     """The tokens of the unpruned prompt."""
     slices: Slices = ()
     """The item's part of the model's own fields."""
@@ -114,8 +127,8 @@ def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
     )
 
 
-def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
-    """Write a plan as fields of its item: [2 + 2 units], [2], [M, L], [pieces, 3], [fields, 2]."""
+def to_tensors(modality: str, plan: ItemPlan) -> dict[str, Tensor]:
+    """Write a plan as an item's fields: [2 + 2 units], [2], [M, L], [pieces, 3], [fields, 2]."""
     tokens = plan.tokens
     values = (
         torch.tensor((plan.kept, tokens.unpruned, *tokens.unit_sizes, *tokens.unit_widths)),
@@ -124,11 +137,7 @@ def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
         plan.layout.to_tensor(),
         torch.tensor(plan.slices, dtype=torch.int64).reshape(-1, 2),
     )
-    field = MultiModalBatchedField(keep_on_cpu=True)
-    return {
-        name: MultiModalFieldElem(data=value, field=field)
-        for name, value in zip(PlanFields.of(modality), values, strict=True)
-    }
+    return dict(zip(PlanFields.of(modality), values, strict=True))
 
 
 def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan] | None:
@@ -143,7 +152,7 @@ def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan]
 def read_plan(
     counts: Tensor, media: Tensor, query_ids: Tensor, layout: Tensor, slices: Tensor
 ) -> ItemPlan:
-    """Read what `to_elems` wrote."""
+    """Read what `to_tensors` wrote."""
     high, low = media.tolist()
     return ItemPlan(
         *read_counts(counts),

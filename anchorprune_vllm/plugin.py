@@ -94,6 +94,9 @@ def _served_by(model_config: Any) -> Any:
             f"anchorprune: {model_config.architecture} is not a decoder that sees images, so it "
             "cannot be pruned. Leave out --anchorprune-budget to serve it unpruned"
         )
+    from vllm.model_executor.model_loader import utils
+
+    utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget
     served, _ = model_config.registry.resolve_model_cls(
         model_config.architectures, model_config=model_config
     )

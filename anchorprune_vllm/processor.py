@@ -33,7 +33,7 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.transformers_utils.processor import get_processor_kwargs_keys, get_processor_kwargs_type
 
 from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
-from anchorprune_vllm.field_slices import slices_of
+from anchorprune_vllm.field_slices import slices_of, to_elems
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import active_line, logger
@@ -49,7 +49,6 @@ from anchorprune_vllm.plan import (
     MediaTokens,
     PlanFields,
     media_key,
-    to_elems,
 )
 from anchorprune_vllm.query import SCOPES, QueryReader
 from anchorprune_vllm.request import ItemRequest, check_request_keys, read_override

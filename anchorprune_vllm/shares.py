@@ -8,6 +8,7 @@ embeddings each unit has, before any is selected. Such a unit is selected from b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def _units_with_a_share(
     for number, ((rows, columns), share) in enumerate(zip(item.grids, kept, strict=True)):
         part = slice(start, start + rows * columns)
         if share:
-            tensors = {
+            tensors: dict[str, Any] = {
                 name: value[part] if len(value) else value
                 for name, value in item._asdict().items()
                 if isinstance(value, Tensor) and name != "units"

@@ -41,7 +41,7 @@ class Patch:
     """File in `patches/`."""
     added: str
     """"module:function" or "module:Class.method" that the diff adds."""
-    registered: Callable[..., None] | None = None
+    registered: Callable[..., object] | None = None
     """What to give to the added function, once it is there; None: nothing."""
     only_on_cpu: bool = False
     """Not even looked at where vLLM runs on another platform."""

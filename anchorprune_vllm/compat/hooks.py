@@ -227,6 +227,12 @@ HOOKS = (
         "vllm.multimodal.inputs:BaseMultiModalField.reduce_data",
     ),
     Hook(
+        "plugin.py",
+        "_MODEL_ARCH_BY_HASH",
+        "emptied: vLLM remembers the class of a model whatever its config",
+        "vllm.model_executor.model_loader.utils:_MODEL_ARCH_BY_HASH",
+    ),
+    Hook(
         "models/general.py",
         "get_inputs_embeds_size",
         "the columns of a row in which it is compared with words",
@@ -239,7 +245,7 @@ HOOKS = (
         "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
     ),
     Hook(
-        "plan.py",
+        "field_slices.py",
         "keep_on_cpu",
         "set on the counts of an item: of media that the prefix cache covers, only such fields "
         "reach the runner, which places the text behind them",

@@ -9,7 +9,7 @@ received in the tower's last layer, or what the rows themselves tell where that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -87,8 +87,9 @@ class GeneralModel(PrunedModel):
             vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         device = vllm_config.device_config.device
-        self._make_cache = lambda layout: FeatureCache(
-            config.feature_cache_mb * 2**20, _CACHE_PAGE, layout, device
+        capacity = config.feature_cache_mb * 2**20
+        self._make_cache = partial(
+            FeatureCache, capacity, _CACHE_PAGE, device=vllm_config.device_config.device
         )
         model: Any = self
 
@@ -135,8 +136,8 @@ class GeneralModel(PrunedModel):
                     "of its vision tower make up a row, so importance comes from the rows",
                     name,
                 )
-        layout = self._feature_layout(rows.dtype)
-        layout["hidden"] = ((rows.shape[1],), rows.dtype)
+        wide = {"hidden": ((rows.shape[1],), rows.dtype)}
+        layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
         self._pruner.use_cache(self._make_cache(layout))
         self._is_known = True
@@ -222,7 +223,8 @@ def generalize(model: type) -> type:
         processor = plain.processor(info, dummy_inputs)
         if PruneConfig.of_model(info.ctx.model_config.hf_config) is None:
             return refuse_overrides(processor)
-        return pruning_processor(type(processor), Served.default_positions)(info, dummy_inputs)
+        kind: Any = type(processor)
+        return pruning_processor(kind, Served.default_positions)(info, dummy_inputs)
 
     register = MULTIMODAL_REGISTRY.register_processor(
         make_processor, info=plain.info, dummy_inputs=plain.dummy_inputs

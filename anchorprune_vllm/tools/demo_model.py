@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -62,7 +63,7 @@ def make_demo_model(
     if arch in FAMILIES and not is_fixed:
         raise ValueError(f"arch is {arch!r}: its sizes are fixed, give no image_size or sizes")
     families = {name: partial(_write_family, name) for name in FAMILIES}
-    writers = {**ARCHITECTURES, TRAINED: _copy_trained, **families}
+    writers: dict[str, Any] = {**ARCHITECTURES, TRAINED: _copy_trained, **families}
     if arch not in writers:
         raise ValueError(f"arch is {arch!r}: give one of {', '.join(writers)}")
     if arch == TRAINED and (seed or not is_fixed):

@@ -22,8 +22,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 import anchorprune_vllm
 from anchorprune_vllm.encoder_budget import CLASS_PATH
+from anchorprune_vllm.field_slices import to_elems
 from anchorprune_vllm.logger import logger
-from anchorprune_vllm.plan import ItemPlan, MediaTokens, to_elems
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 BUDGET = 1000

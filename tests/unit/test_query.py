@@ -838,7 +838,7 @@ def test_unknown_scope():
 
 
 def test_modalities_with_one_token():
-    with pytest.raises(ValueError, match="two modalities share a placeholder token"):
+    with pytest.raises(ValueError, match="two modalities share a placeholder, so"):
         QueryReader(tokenizer_named("byte-level"), QWEN, {"image": [5], "video": [5]})
 
 

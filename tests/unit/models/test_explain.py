@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.tools.demo_media import Media, as_data_url, write_clip
 from anchorprune_vllm.tools.explain.explanation import Explanation
 from anchorprune_vllm.tools.explain.look import load, look
@@ -75,7 +76,8 @@ def colours_of_tokens(
 
     patch.setattr(model.model, "_image_pixels_to_features", means)
     with torch.inference_mode():
-        (features,) = model.model._media(modality, kwargs).encode([0])
+        plans = pop_plans(modality, kwargs)
+        (features,) = model.model._media(modality, kwargs, plans).encode([0])
     # SigLIP models have the projected token before it.
     parts = model.model._row_parts() if hasattr(model.model, "_row_parts") else [0]
     start = parts[0] if len(parts) > 1 else 0
