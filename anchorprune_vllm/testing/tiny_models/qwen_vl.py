@@ -148,8 +148,8 @@ def exaone4_5() -> Checkpoint:
         head_dim=64,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         sliding_window=512,
-        num_hidden_layers=8,
-        layer_types=["sliding_attention", "full_attention"] * 4,
+        num_hidden_layers=4,
+        layer_types=["full_attention"] * 4,
     )
     vision = {
         "depth": 2,
