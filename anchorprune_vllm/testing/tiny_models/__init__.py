@@ -42,6 +42,7 @@ FAMILIES = {
     "glm-ocr": "glm:glm_ocr",
     "minicpm-v-4.6": "minicpm_v:minicpm_v_4_6",
     "paddleocr-vl": "paddle_ocr:paddle_ocr_vl",
+    "exaone4.5": "qwen_vl:exaone4_5",
     "cohere-compass": "cohere:cohere_compass",
     "muse-glimmer": "muse_glimmer:muse_glimmer",
     "intern-s1": "internvl:intern_s1",
