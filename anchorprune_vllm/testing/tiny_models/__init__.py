@@ -34,12 +34,20 @@ FAMILIES = {
     "lfm2-vl": "lfm2_vl:lfm2_vl",
     "cohere2-vision": "cohere:cohere2_vision",
     "paligemma": "paligemma:paligemma",
+    "lightonocr": "pixtral_tower:lighton_ocr",
     "aria": "aria:aria",
     "blip2": "blip2:blip2",
+    "granite4-vision": "granite_vision:granite4_vision",
+    "glm-4v-moe": "glm:glm4v_moe",
     "glm-ocr": "glm:glm_ocr",
+    "minicpm-v-4.6": "minicpm_v:minicpm_v_4_6",
     "paddleocr-vl": "paddle_ocr:paddle_ocr_vl",
+    "exaone4.5": "qwen_vl:exaone4_5",
     "cohere-compass": "cohere:cohere_compass",
+    "muse-glimmer": "muse_glimmer:muse_glimmer",
+    "intern-s1": "internvl:intern_s1",
     "skywork-r1v": "internvl_chat:skywork_r1v",
+    "qwen2.5-omni": "qwen_omni:qwen2_5_omni",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

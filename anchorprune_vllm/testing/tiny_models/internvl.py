@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """InternVL 3 and later, as transformers has it: tiles, and a thumbnail."""
 
+from typing import Any
+
 from transformers import (
     GotOcr2ImageProcessor,
     InternVLConfig,
@@ -23,6 +25,15 @@ _TOKENS = (_TILE // _PATCH // 2) ** 2
 
 
 def internvl() -> Checkpoint:
+    return _checkpoint()
+
+
+def intern_s1() -> Checkpoint:
+    """Describe a model that vLLM serves as it does InternVL's."""
+    return _checkpoint(architecture="InternS1ForConditionalGeneration")
+
+
+def _checkpoint(**others: Any) -> Checkpoint:
     tokenizer = make_tokenizer(
         start_image_token="<img>",
         end_image_token="</img>",
@@ -55,4 +66,5 @@ def internvl() -> Checkpoint:
         image="<IMG_CONTEXT>\n",
         video="<video>\n",
         visual_tokens=(112, 112),
+        **others,
     )

@@ -141,6 +141,7 @@ def qwen2_vl() -> Checkpoint:
 
 
 def exaone4_5() -> Checkpoint:
+    """Describe a model whose questions change probabilities, but seldom the words of an answer."""
     tokenizer = _tokenizer()
     text = text_config(
         Exaone4Config,
@@ -148,8 +149,8 @@ def exaone4_5() -> Checkpoint:
         head_dim=64,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         sliding_window=512,
-        num_hidden_layers=8,
-        layer_types=["sliding_attention", "full_attention"] * 4,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
     )
     vision = {
         "depth": 2,

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2.5-Omni: the part that sees, hears and answers in text."""
+
+from transformers import (
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniProcessor,
+    Qwen2_5OmniTextConfig,
+    Qwen2_5OmniThinkerConfig,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+    WhisperFeatureExtractor,
+)
+
+from anchorprune_vllm.testing.tiny_models.checkpoint import (
+    Checkpoint,
+    make_tokenizer,
+    text_config,
+)
+from anchorprune_vllm.testing.tiny_models.qwen_vl import pixel_limits
+
+_PARTS = ("model.", "visual.", "audio_tower.", "lm_head.")
+
+
+def qwen2_5_omni() -> Checkpoint:
+    tokenizer = make_tokenizer(
+        image_token="<|IMAGE|>",
+        audio_token="<|AUDIO|>",
+        video_token="<|VIDEO|>",
+        vision_bos_token="<|vision_bos|>",
+        vision_eos_token="<|vision_eos|>",
+        audio_bos_token="<|audio_bos|>",
+        audio_eos_token="<|audio_eos|>",
+    )
+    token_id = tokenizer.convert_tokens_to_ids
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    thinker = Qwen2_5OmniThinkerConfig(
+        text_config=text_config(Qwen2_5OmniTextConfig, tokenizer, rope_parameters=rope).to_dict(),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "intermediate_size": 128,
+            "out_hidden_size": 128,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+        },
+        audio_config={
+            "num_mel_bins": 128,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 128,
+            "d_model": 64,
+            "output_dim": 128,
+        },
+        image_token_index=token_id("<|IMAGE|>"),
+        video_token_index=token_id("<|VIDEO|>"),
+        audio_token_index=token_id("<|AUDIO|>"),
+        audio_start_token_id=token_id("<|audio_bos|>"),
+        audio_end_token_id=token_id("<|audio_eos|>"),
+        vision_start_token_id=token_id("<|vision_bos|>"),
+        vision_end_token_id=token_id("<|vision_eos|>"),
+        tie_word_embeddings=False,
+    )
+    processor = Qwen2_5OmniProcessor(
+        Qwen2VLImageProcessor(**pixel_limits(14)),
+        Qwen2VLVideoProcessor(**pixel_limits(14)),
+        WhisperFeatureExtractor(feature_size=128),
+        tokenizer,
+    )
+    return Checkpoint(
+        Qwen2_5OmniThinkerForConditionalGeneration,
+        thinker,
+        processor,
+        image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+        video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+        visual_tokens=(77, 234),
+        architecture="Qwen2_5OmniModel",
+        whole_config=Qwen2_5OmniConfig(thinker_config=thinker.to_dict(), enable_audio_output=False),
+        hub_names={part: f"thinker.{part}" for part in _PARTS},
+    )
