@@ -94,6 +94,12 @@ def _served_by(model_config: Any) -> Any:
             f"anchorprune: {model_config.architecture} is not a decoder that sees images, so it "
             "cannot be pruned. Leave out --anchorprune-budget to serve it unpruned"
         )
+    if model_config.using_transformers_backend():
+        raise ValueError(
+            f"anchorprune: {model_config.architecture} is the Transformers backend, which cannot "
+            "be pruned; leave out --model-impl transformers if vLLM has the model itself, or "
+            "--anchorprune-budget"
+        )
     from vllm.model_executor.model_loader import utils
 
     utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget

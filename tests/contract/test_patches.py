@@ -167,7 +167,7 @@ def test_the_plugin_replaces_only_what_vllm_does_not_offer(
     seen = report(patched.run("-m", "tests.support.patch_report", str(other_model)))
     assert (seen["vllm"], seen["plugin"]) == (str(patched.folder), str(ROOT))
     assert seen["flags"] == {"anchorprune": {"budget": "16"}}
-    assert "OPTForCausalLM cannot be pruned; supported: Llava" in seen["refused"]
+    assert "OPTForCausalLM is not a decoder that sees images" in seen["refused"]
     assert seen["not_refused"] is None
     assert seen["replaced"] == [diff.name for diff in DIFFS if diff not in diffs]
 

@@ -133,7 +133,7 @@ def test_places_of_the_reference(demo_models: Any, rank: None, arch: str, media:
     processed = process(model, media, budget=10)
     ((modality, kwargs),) = model.batches(processed)
     (plan,) = pop_plans(modality, kwargs)
-    positions = model.model._media(modality, kwargs).positions(0, plan)
+    positions = model.model._media(modality, kwargs, []).positions(0, plan)
     assert positions.relative[:, 0].tolist() == reference._places_of(media)
     assert plan.tokens.unpruned == reference.unpruned(media)
 

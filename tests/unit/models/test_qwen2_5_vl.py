@@ -58,7 +58,7 @@ def test_received_attention_equals_transformers(
 ) -> None:
     ((modality, kwargs),) = model.batches(process(model, MEDIA[name], budget=10))
     with torch.inference_mode():
-        (features,) = model.model._media(modality, kwargs).encode([0])
+        (features,) = model.model._media(modality, kwargs, []).encode([0])
         expected = reference.received_attention(MEDIA[name])
         hidden = reference.embed(MEDIA[name])
     assert features.importance.dtype == torch.float32
@@ -70,10 +70,10 @@ def test_several_items_in_one_call(model: LocalModel) -> None:
     images = [picture(10 + i, (336 + 56 * i, 400)) for i in range(3)]
     ((_, kwargs),) = model.batches(process(model, *images, budget=10))
     with torch.inference_mode():
-        together = model.model._media("image", kwargs).encode([0, 1, 2])
+        together = model.model._media("image", kwargs, []).encode([0, 1, 2])
         for image, features in zip(images, together, strict=True):
             ((_, alone),) = model.batches(process(model, image, budget=10))
-            (expected,) = model.model._media("image", alone).encode([0])
+            (expected,) = model.model._media("image", alone, []).encode([0])
             torch.testing.assert_close(features.importance, expected.importance)
             torch.testing.assert_close(features.hidden, expected.hidden)
 
@@ -99,9 +99,9 @@ def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
         lambda module, args: calls.append(len(args[0]))
     )
     with torch.inference_mode():
-        together = model.model._media(modality, kwargs).encode([0, 1, 2])
+        together = model.model._media(modality, kwargs, []).encode([0, 1, 2])
         monkeypatch.setattr(model.model, "_max_encoder_tokens", tokens)
-        in_groups = model.model._media(modality, kwargs).encode([0, 1, 2])
+        in_groups = model.model._media(modality, kwargs, []).encode([0, 1, 2])
     hook.remove()
     patches = sum(grid[0] * grid[1] * grid[2] for grid in grids)
     assert calls[0] == sum(calls[1:]) == patches
