@@ -111,7 +111,8 @@ def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
     for one, other in zip(together, in_groups, strict=True):
         assert one.parts().keys() == other.parts().keys()
         for part in one.parts():
-            torch.testing.assert_close(other.parts()[part], one.parts()[part])
+            # CPUs add up batches of other sizes in another order.
+            torch.testing.assert_close(other.parts()[part], one.parts()[part], rtol=1e-4, atol=1e-4)
 
 
 def test_frames_are_grouped_as_they_fit() -> None:
