@@ -44,7 +44,9 @@ class MatchingSignals:
         self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
         """One `Candidates` per item."""
-        tokens = [item.hidden[:, : self._size] for item in features]
+        tokens = [item.hidden for item in features]
+        if self._size is not None:
+            tokens = [rows[:, : self._size] for rows in tokens]
         relevance = self._relevance(tokens, plans)
         return [
             Candidates(

@@ -53,6 +53,7 @@ def arch_that_needs(hook: Hook) -> str:
     files = {
         "models/qwen2_5_vl.py": "qwen2.5-vl",
         "models/llava_onevision.py": "llava-onevision",
+        "models/general.py": "qwen3-vl",
     }
     return files.get(hook.file, "llava-1.5")
 

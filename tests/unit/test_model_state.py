@@ -31,9 +31,7 @@ class Model(PrunedModel):
     def __init__(self) -> None:
         self._native_positions = True
         self._max_model_len = MAX_LENGTH
-
-    def _media_token_ids(self) -> list[int]:
-        return [IMAGE]
+        self._media_token_ids = [IMAGE]
 
     def _extent(self, feature: MultiModalFeatureSpec) -> int:
         return EXTENT
