@@ -27,7 +27,7 @@ from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES
 from anchorprune_vllm.methods import Signal, method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
-from anchorprune_vllm.models.media_batch import MediaBatch, rows_of
+from anchorprune_vllm.models.media_batch import MediaBatch
 from anchorprune_vllm.models.pruned import PrunedModel
 from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, read_counts
@@ -60,7 +60,8 @@ class GeneralModel(PrunedModel):
         if refused:
             raise ValueError(
                 f"anchorprune: the method {config.method} needs {', '.join(sorted(refused))} of "
-                f"the vision tower, which is not known of {name}; choose another method"
+                f"the vision tower, which the general adapter does not read from {name}; choose "
+                "another method"
             )
         if config.text_encoder is not None:
             raise ValueError(
@@ -73,7 +74,15 @@ class GeneralModel(PrunedModel):
                 "its own embeddings: leave it out"
             )
         if getattr(model_config, "uses_xdrope_dim", 0):
-            raise ValueError(f"anchorprune: {name} has XD-RoPE, which cannot be pruned yet")
+            raise ValueError(
+                f"anchorprune: {name} has XD-RoPE, whose positions cannot be kept; leave out "
+                "--anchorprune-budget"
+            )
+        if cls.has_mrope and getattr(model_config.multimodal_config, "enable_mm_embeds", False):
+            raise ValueError(
+                f"anchorprune: positions of the client's own embeddings are not known for {name}; "
+                "leave out --enable-mm-embeds"
+            )
         if getattr(model_config.multimodal_config, "mm_encoder_tp_mode", None) == "data":
             raise ValueError(
                 "anchorprune: the attention of a data-parallel vision tower cannot be looked into "
@@ -88,9 +97,7 @@ class GeneralModel(PrunedModel):
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         device = vllm_config.device_config.device
         capacity = config.feature_cache_mb * 2**20
-        self._make_cache = partial(
-            FeatureCache, capacity, _CACHE_PAGE, device=vllm_config.device_config.device
-        )
+        self._make_cache = partial(FeatureCache, capacity, _CACHE_PAGE, device=device)
         model: Any = self
 
         def embed_words(ids: Tensor) -> Tensor:
@@ -119,7 +126,8 @@ class GeneralModel(PrunedModel):
         """Look at the first item: are its rows as counted, how wide, and of which tower tokens?"""
 
         def run() -> Tensor:
-            return rows_of(media.embed_whole([0]))
+            (embedded,) = media.embed_whole([0])
+            return embedded
 
         rows = run()
         name = type(self).__name__

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -62,8 +61,3 @@ def distance_from_mean(rows: Tensor) -> Tensor:
     """Return how unlike the average row each row [N, H] is: importance without attention."""
     unit = F.normalize(rows.float(), dim=-1)
     return (1 - unit @ F.normalize(unit.mean(0), dim=0)).clamp_min(0)
-
-
-def rows_of(embeddings: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all items."""
-    return torch.cat(list(embeddings))

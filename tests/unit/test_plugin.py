@@ -223,3 +223,22 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
     args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
     with pytest.raises(SystemExit, match="vllm: error: anchorprune: no text encoder is known"):
         EngineArgs.from_cli_args(args).create_model_config()
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "words"),
+    [
+        ({}, {"method": "hiprune"}, "method hiprune needs .*object_attention of the vision tower"),
+        ({}, {"similarity": "raw"}, "similarity is for CLIP and SigLIP pairs; Qwen3VL"),
+        ({}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
+        ({"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
+        ({"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
+    ],
+)
+def test_what_the_general_level_lacks(
+    demo_models: Any, options: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    model = demo_models("qwen3-vl")
+    start(model)
+    with pytest.raises(ValueError, match=words):
+        start(model, settings=settings, **options)
