@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MediaBatch:
-    """One call's items, as the pruner asks for them."""
+    """The items of one call, as the pruner asks for them."""
 
     def __init__(
         self,
