@@ -24,7 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
     @cache
     def make(family: str) -> Path:
-        model = tmp_path_factory.mktemp(family, numbered=False) / "model"
+        model = tmp_path_factory.mktemp(family) / "model"
         make_demo_model(model, arch=family)
         return model
 
