@@ -103,10 +103,10 @@ def _served_by(model_config: Any) -> Any:
     from vllm.model_executor.model_loader import utils
 
     utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget
-    served, _ = model_config.registry.resolve_model_cls(
+    served, architecture = model_config.registry.resolve_model_cls(
         model_config.architectures, model_config=model_config
     )
-    return pruned_class(served, model_config)
+    return pruned_class(served, architecture, model_config)
 
 
 # What is read only to be refused is read with a default: a vLLM that no longer has it is served.

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from math import isqrt
 from typing import Any
 
 import torch
@@ -132,16 +131,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
         """The tokens of an item of `modality`, from its fields and unpruned prompt."""
-        sizes = layout.unit_sizes
-        widths = (layout.runs[0],) if layout.is_in_rows else tuple(map(_square_side, sizes))
-        grid: Any = item.get(f"{modality}_grid_thw")
-        if grid is not None:  # of patches, of which some make up a token
-            frames, rows, columns = grid.data.flatten().tolist()
-            merge = isqrt(frames * rows * columns // layout.embeddings)
-            if len(sizes) == 1:
-                sizes = (layout.embeddings // frames,) * frames
-            widths = (columns // merge,) * len(sizes)
-        return MediaTokens(layout.embeddings, sizes, widths)
+        raise NotImplementedError
 
     # -- the request, read once ------------------------------------------------------------------
 
@@ -397,9 +387,3 @@ def _shape(item: Any) -> object:
     if isinstance(item, list):
         return len(item), _shape(item[0])
     return tuple(item.shape) if hasattr(item, "shape") else item.size
-
-
-def _square_side(size: int) -> int:
-    """Return the side of a square of so many tokens; if it is none, all are one row."""
-    side = isqrt(size)
-    return side if side * side == size else size

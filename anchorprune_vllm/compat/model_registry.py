@@ -13,12 +13,12 @@ def wrap_resolve_model_cls(original: Any) -> Any:
     @functools.wraps(original)
     def resolve_model_cls(self: Any, architectures: Any, model_config: Any) -> tuple[type, str]:
         model, architecture = original(self, architectures, model_config)
-        return pruned_class(model, model_config), architecture
+        return pruned_class(model, architecture, model_config), architecture
 
     return resolve_model_cls
 
 
-def pruned_class(model: type, model_config: Any) -> type:
+def pruned_class(model: type, architecture: str, model_config: Any) -> type:
     """Return the class that serves a model: another one only for an image model with a budget."""
     from anchorprune_vllm.config import CONFIG_KEY
     from anchorprune_vllm.models.pruned import PrunedModel
@@ -28,6 +28,10 @@ def pruned_class(model: type, model_config: Any) -> type:
         return model
     from vllm.model_executor.models.interfaces import supports_multimodal
 
+    from anchorprune_vllm.models.families import family_of
     from anchorprune_vllm.models.general import generalize
 
-    return generalize(model) if supports_multimodal(model) else model
+    if not supports_multimodal(model):
+        return model
+    family: Any = family_of(architecture)
+    return generalize(model, family)

@@ -3,7 +3,8 @@
 
 Its parent's `embed_multimodal` gives the rows of all visual tokens. Relevance is the best match of
 a row with the words of the question, as in the paper's form for Qwen2.5-VL; importance, attention
-received in the tower's last layer, or what the rows themselves tell where that cannot be had.
+received in the tower's last layer, or what the rows themselves tell where that cannot be had. A
+family (`families/`) overrides hooks of this adapter, where it knows a model.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES
 from anchorprune_vllm.methods import Signal, method_of
+from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.models.media_batch import MediaBatch
 from anchorprune_vllm.models.pruned import PrunedModel
@@ -33,15 +35,14 @@ from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, read_counts
 from anchorprune_vllm.positions import CHANNELS, MediaPositions, MediaSpan
 from anchorprune_vllm.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
-from anchorprune_vllm.pruner import PrunableModel
+from anchorprune_vllm.pruner import PrunableModel, Signals
 from anchorprune_vllm.selection.host import to_device
-from anchorprune_vllm.signals.matching import MatchingSignals
 
 _SIGNALS: frozenset[Signal] = frozenset({"importance", "features", "projected"})
 _CACHE_PAGE = 256
 
 
-class GeneralModel(PrunedModel):
+class GeneralModel(Family, PrunedModel):
     """Mixin: list it before any image model of vLLM's."""
 
     modalities = MODALITIES
@@ -50,7 +51,7 @@ class GeneralModel(PrunedModel):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.tower_importance = TowerImportance(self)  # type: ignore[arg-type]
+        self.tower_importance = TowerImportance(self)
         self._is_known = False
 
     @classmethod
@@ -89,7 +90,7 @@ class GeneralModel(PrunedModel):
                 f"for {name}; leave out --mm-encoder-tp-mode data"
             )
 
-    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> MatchingSignals:
+    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
         logger.info_once(active_line(config, WORD_EMBEDDINGS))
         if vllm_config.compilation_config.cudagraph_mm_encoder:
             # They would bypass `embed_multimodal`, and so the pruner.
@@ -103,7 +104,7 @@ class GeneralModel(PrunedModel):
         def embed_words(ids: Tensor) -> Tensor:
             return model.get_language_model().embed_input_ids(to_device(ids, device))
 
-        return MatchingSignals(embed_words, config.matching, self.embedding_size)
+        return self.relevance(embed_words, config.matching, self.embedding_size)
 
     def _cache_page(self) -> int:
         return _CACHE_PAGE
@@ -131,13 +132,17 @@ class GeneralModel(PrunedModel):
 
         rows = run()
         name = type(self).__name__
-        if len(rows) != tokens.unpruned or tokens.unpruned != tokens.candidates:
+        chosen = self.candidates(tokens)
+        found = len(rows) if chosen is None else len(chosen)
+        if len(rows) != tokens.unpruned or found != tokens.candidates:
             raise ValueError(
                 f"anchorprune: {name} makes {len(rows)} rows of an image for which its prompt has "
-                f"{tokens.unpruned} tokens, so it cannot be pruned; leave out --anchorprune-budget"
+                f"{tokens.unpruned} tokens, and its units {tokens.candidates} candidates, of which "
+                f"{found} are found among the rows; so it cannot be pruned: leave out "
+                "--anchorprune-budget"
             )
         if "importance" in self.needs:
-            self.tower_importance.learn([tokens], run)
+            self.tower_importance.learn([tokens], lambda: media.candidate_rows(tokens, run()))
             if self.tower_importance.order is None:
                 logger.warning_once(
                     "AnchorPrune: %s is pruned at the reduced level: it is not known which tokens "
@@ -157,13 +162,18 @@ class GeneralModel(PrunedModel):
     # -- positions -------------------------------------------------------------------------------
 
     def positions_of(
-        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+        self, modality: str, item: MultiModalKwargsItem, plan: ItemPlan
     ) -> MediaPositions | None:
-        """Native positions of an item's embeddings; None: positions are compact."""
+        """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
+
+        None: positions are compact.
+        """
         if not self._native_positions:
             return None
-        relative, _ = self._positions_in_item(modality, item, layout)
-        return MediaPositions(relative.T[_mask(layout)])
+        relative, _ = self._positions_in_item(modality, item, plan.layout)
+        embedded = relative.T[_mask(plan.layout)]
+        chosen = None if plan.keeps_all else self.candidates(plan.tokens)
+        return MediaPositions(embedded if chosen is None else embedded[chosen])
 
     def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
         place, item, fields = feature.mm_position, feature.data, PlanFields.of(feature.modality)
@@ -210,14 +220,15 @@ class LinearGeneralModel(GeneralModel, LinearPositionsModel):
 
 
 @cache
-def generalize(model: type) -> type:
-    """Return the class that prunes an image model of vLLM's: pruned when its config has a budget,
-    and otherwise as it is."""
+def generalize(model: type, family: Any = Family) -> type:
+    """Return the class that prunes an image model of vLLM's, with the hooks of its family: pruned
+    when its config has a budget, and otherwise as it is."""
     has_mrope = supports_mrope(model)
     mixin = GeneralModel if has_mrope else LinearGeneralModel
+    bases = (mixin, model) if family is Family else (family, mixin, model)
     plain: Any = model._processor_factory  # type: ignore[attr-defined]
 
-    class Served(mixin, model):  # type: ignore[misc, valid-type]
+    class Served(*bases):  # type: ignore[misc]
         default_positions = "native" if has_mrope else "compact"
 
         # vLLM looks at the signature to see how to call it.
@@ -232,7 +243,7 @@ def generalize(model: type) -> type:
         if PruneConfig.of_model(info.ctx.model_config.hf_config) is None:
             return refuse_overrides(processor)
         kind: Any = type(processor)
-        return pruning_processor(kind, Served.default_positions)(info, dummy_inputs)
+        return pruning_processor(kind, family, Served.default_positions)(info, dummy_inputs)
 
     register = MULTIMODAL_REGISTRY.register_processor(
         make_processor, info=plain.info, dummy_inputs=plain.dummy_inputs
@@ -240,8 +251,22 @@ def generalize(model: type) -> type:
     return register(Served)
 
 
+class GeneralProcessor(PruningProcessor):
+    """Mixin over any processor of vLLM's: prompts with K placeholders per image or video."""
+
+    family: type[Any]
+
+    def _count_tokens(
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        return self.family.units(self.info.get_hf_config(), modality, item, layout)
+
+
 @cache
-def pruning_processor(processor: type, default_positions: Positions) -> type:
+def pruning_processor(
+    processor: type, family: Any, default_positions: Positions
+) -> type[GeneralProcessor]:
     """Return the class that plans and cuts what a processor of vLLM's makes."""
     name = f"Pruning{processor.__name__}"
-    return type(name, (PruningProcessor, processor), {"default_positions": default_positions})
+    own = {"family": family, "default_positions": default_positions}
+    return type(name, (GeneralProcessor, processor), own)

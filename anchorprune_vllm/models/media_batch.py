@@ -11,8 +11,9 @@ from torch import Tensor
 
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.field_slices import items_of, joined
-from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
+from anchorprune_vllm.selection.host import to_device
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general import GeneralModel
@@ -35,15 +36,25 @@ class MediaBatch:
         self._items = items_of(kwargs, [plan.slices for plan in plans])
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
+        media = [self._plans[i].tokens for i in items]
         if "importance" not in self._model.needs:
-            return [MediaFeatures(rows) for rows in self.embed_whole(items)]
+            return [MediaFeatures(rows) for rows in self._candidates(items, media)]
         with self._model.tower_importance.tapped() as take:
-            rows = self.embed_whole(items)
-        importance = take([self._plans[i].tokens for i in items])
+            rows = self._candidates(items, media)
+        importance = take(media)
         if importance is None:
             width = self._model.embedding_size
             importance = [distance_from_mean(part[:, :width]) for part in rows]
         return [MediaFeatures(*item) for item in zip(rows, importance, strict=True)]
+
+    def _candidates(self, items: list[int], media: Sequence[MediaTokens]) -> list[Tensor]:
+        rows = self.embed_whole(items)
+        return [self.candidate_rows(*each) for each in zip(media, rows, strict=True)]
+
+    def candidate_rows(self, tokens: MediaTokens, rows: Tensor) -> Tensor:
+        """Return those of an unpruned item's rows that are candidates."""
+        chosen = self._model.candidates(tokens)
+        return rows if chosen is None else rows[to_device(chosen, rows.device)]
 
     def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
         is_all = len(items) == len(self._items)
@@ -54,7 +65,7 @@ class MediaBatch:
         return hidden  # rows are embeddings already
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        return self._model.positions_of(self._modality, self._items[item], plan.layout)
+        return self._model.positions_of(self._modality, self._items[item], plan)
 
 
 def distance_from_mean(rows: Tensor) -> Tensor:

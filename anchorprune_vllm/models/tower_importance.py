@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importance as the attention that visual tokens receive in the last layer of a vision tower."""
+"""Importance from an attention of a vision tower: the last one, unless the family says which."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import MMEncoderAttention
@@ -16,24 +16,28 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 from anchorprune_vllm.models.tower_order import TowerOrder, possible_orders, probe
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.selection.host import to_device
-from anchorprune_vllm.signals.attention import received_attention
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.models.general import GeneralModel
 
 Take = Callable[[Sequence[MediaTokens]], list[Tensor] | None]
 
 
 class TowerImportance:
-    """Looks into a tower's last attention, once it is known which one that is."""
+    """Looks into an attention of a tower, once it is known which one."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._candidates = [m for m in model.modules() if isinstance(m, MMEncoderAttention)]
+    def __init__(self, model: GeneralModel) -> None:
+        parent: Any = model
+        self._model = model
+        self._candidates = [m for m in parent.modules() if isinstance(m, MMEncoderAttention)]
         self._attention: Any = None
         self.order: TowerOrder | None = None
         """How the attention's tokens become rows; None: importance comes from elsewhere."""
 
     def learn(self, media: Sequence[MediaTokens], run: Callable[[], Tensor]) -> None:
-        """Find out where to look, by running the tower some times.
+        """Learn where to look: from the model's family, or by running the tower some times.
 
-        media: the tokens of the items that `run` embeds: [rows, H].
+        media: the tokens of the items whose candidates `run` embeds: [candidates, H].
         """
         called: list[tuple[Any, list[int]]] = []
 
@@ -45,11 +49,22 @@ class TowerImportance:
                 handle = module.register_forward_pre_hook(note, with_kwargs=True)
                 hooks.callback(handle.remove)
             run()
-        if called:
-            self._attention = called[-1][0]
-            last = [segments for module, segments in called if module is self._attention]
-            orders = possible_orders(media, [length for call in last for length in call])
-            self.order = probe(orders, media, self._attention, run)
+        if not called:
+            return
+        self._attention = self._model.tower_attention() or called[-1][0]
+        calls = [lengths for module, lengths in called if module is self._attention]
+        segments = [length for lengths in calls for length in lengths]
+        self.order = self._stated_order(media, segments)
+        if self.order is None:
+            self.order = probe(possible_orders(media, segments), media, self._attention, run)
+
+    def _stated_order(
+        self, media: Sequence[MediaTokens], segments: Sequence[int]
+    ) -> TowerOrder | None:
+        """Return the order that the family states; None: it states none that fits this tower."""
+        candidates = sum(tokens.candidates for tokens in media)
+        stated = self._model.tower_order(sum(segments) // candidates)
+        return stated if stated and stated.segments(media) == segments else None
 
     @contextmanager
     def tapped(self) -> Iterator[Take]:
@@ -75,7 +90,7 @@ class TowerImportance:
         segments = self.order.segments(media)
         if sum(segments) != len(query):
             return None
-        summed = received_attention(query, key, segments, self._attention.scale)
+        summed = self._model.importance(query, key, segments, self._attention.scale)
         heads = query.shape[1]
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:

@@ -38,6 +38,17 @@ def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> T
     return logits.softmax(dim=1).sum(dim=2)
 
 
+def class_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
+    """`cls_attention` of segments of one length that lie one behind the other.
+
+    query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
+    """
+    by_segment = (len(segments), segments[0], -1)
+    return cls_attention(
+        query.reshape(by_segment), key.reshape(by_segment), query.shape[1], scale
+    ).flatten()
+
+
 def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
     """How much attention each token gets from an average token of its segment, summed over heads.
 

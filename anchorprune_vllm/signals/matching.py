@@ -18,6 +18,9 @@ from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
 
+EmbedWords = Callable[[Tensor], Tensor]
+"""Token ids [M] on the CPU to embeddings [M, H]."""
+
 _WORDS_AT_ONCE = 512
 """A question may be as long as the context of the model: no more of it is embedded at a time."""
 
@@ -32,7 +35,7 @@ class MatchingSignals:
 
     def __init__(
         self,
-        embed_words: Callable[[Tensor], Tensor],
+        embed_words: EmbedWords,
         matching: Matching = "max",
         size: int | None = None,
     ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anchorprune_vllm import PruneConfig, methods
+from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.tools.cli import _parser
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,27 @@ COMMANDS = [line for line in LINES if line.startswith("anchorprune ")]
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(command: str) -> None:
     assert _parser().parse_args(shlex.split(command, comments=True)[1:])
+
+
+OWN_MODEL = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
+
+
+def test_the_family_in_the_docs_is_the_one_that_tests_install() -> None:
+    package = ROOT / "tests/support/family_package"
+    (code,) = re.findall(r"^```python\n(.*?)^```", OWN_MODEL, re.MULTILINE | re.DOTALL)
+    assert (package / "tiled_vision.py").read_text(encoding="utf-8").endswith(f'"""\n\n{code}')
+    (project,) = re.findall(r"^```toml\n(.*?)^```", OWN_MODEL, re.MULTILINE | re.DOTALL)
+    points = configparser.ConfigParser()
+    points.optionxform = str
+    points.read(package / "tiled_vision-1.0.dist-info" / "entry_points.txt")
+    written = tomllib.loads(project)["project"]["entry-points"]
+    assert written == {name: dict(points[name]) for name in points.sections()}
+
+
+def test_the_docs_have_every_hook_of_a_family() -> None:
+    hooks = [name for name, value in vars(Family).items() if not name.startswith("_")]
+    table = OWN_MODEL.split("## The hooks")[1]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == hooks
 
 
 def test_tables_of_settings_and_methods_are_complete() -> None:

@@ -254,7 +254,7 @@ def features_of(processed: Any) -> list[Any]:
 
 def unpruned_positions(local: LocalModel, processed: Any) -> tuple[Tensor, int]:
     """What vLLM's own class makes of the prompt."""
-    base = type(local.model).__mro__[3]
+    base: Any = next(c for c in type(local.model).__mro__ if c.__module__.startswith("vllm."))
     return base.get_mrope_input_positions(
         local.model, processed["prompt_token_ids"], features_of(processed)
     )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family tells the general adapter: small hooks, each with the answer of a model unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from anchorprune_vllm.config import Matching
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.pruner import Signals
+from anchorprune_vllm.signals.attention import received_attention
+from anchorprune_vllm.signals.matching import EmbedWords, MatchingSignals
+
+
+class Family:
+    """The hooks of the general adapter: a family overrides those of which it knows better.
+
+    A family is mixed into vLLM's model, so `self` is the model in the hooks of the worker. The
+    class methods are called without a model, by the processor of prompts and by the worker.
+    """
+
+    # -- called without a model ------------------------------------------------------------------
+
+    @classmethod
+    def units(
+        cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        """Return the units of an image or video (tiles, frames) and the grid of each.
+
+        Only candidates are counted in units; `unpruned` counts all embeddings. Where text divides
+        the item (`layout.unit_sizes`), each of these parts must be a unit.
+
+        Args:
+            hf_config: the configuration of the checkpoint.
+            modality: "image" or "video".
+            item: what the model's own processor made of it, by the names of the model's arguments.
+            layout: the item's tokens in the unpruned prompt.
+        """
+        sizes = layout.unit_sizes
+        widths = (layout.runs[0],) if layout.is_in_rows else tuple(map(square_side, sizes))
+        grid: Any = item.get(f"{modality}_grid_thw")
+        if grid is not None:  # of patches, of which some make up a token
+            frames, rows, columns = grid.data.flatten().tolist()
+            merge = isqrt(frames * rows * columns // layout.embeddings)
+            if len(sizes) == 1:
+                sizes = (layout.embeddings // frames,) * frames
+            widths = (columns // merge,) * len(sizes)
+        return MediaTokens(layout.embeddings, sizes, widths)
+
+    @classmethod
+    def candidates(cls, tokens: MediaTokens) -> Tensor | None:
+        """Return which rows of an unpruned item are candidates; None: all of them.
+
+        Newlines and separators among the rows are none. Int64 [candidates], ascending, on the CPU.
+        """
+        return None
+
+    # -- called on the model ---------------------------------------------------------------------
+
+    def tower_attention(self) -> nn.Module | None:
+        """Return the attention that importance is read from; None: the last that the tower calls.
+
+        It is one of the tower's `MMEncoderAttention` modules.
+        """
+        return None
+
+    def tower_order(self, ratio: int) -> TowerOrder | None:
+        """Return how the tokens of that attention become rows; None: it is found out at load.
+
+        ratio: the tower's tokens for each candidate, a class token not counted.
+        """
+        return None
+
+    def importance(
+        self, query: Tensor, key: Tensor, segments: Sequence[int], scale: float
+    ) -> Tensor:
+        """Return the importance of each token of the tower, summed over the heads of this rank.
+
+        Args:
+            query: [T, heads, head size], as it enters the attention.
+            key: like `query`.
+            segments: how many tokens attend to each other, one part behind the other; T in all.
+            scale: the factor of the products of queries and keys.
+
+        Returns:
+            float32 [T]; by default the attention received from an average token.
+        """
+        return received_attention(query, key, segments, scale)
+
+    def relevance(self, embed_words: EmbedWords, matching: Matching, size: int) -> Signals:
+        """Return what compares candidates with questions; by default, word matching.
+
+        Args:
+            embed_words: the language model's table: token ids [M] on the CPU to rows [M, H].
+            matching: how a candidate is compared with several words.
+            size: H; what lies behind the first H columns of a row is not compared.
+        """
+        return MatchingSignals(embed_words, matching, size)
+
+
+def square_side(size: int) -> int:
+    """Return the side of a square of so many tokens; if it is none, all are one row."""
+    side = isqrt(size)
+    return side if side * side == size else size
