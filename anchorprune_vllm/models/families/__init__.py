@@ -14,7 +14,29 @@ from typing import Any
 
 ENTRY_POINTS = "anchorprune.families"
 
-FAMILIES: dict[str, str] = {}
+_CONSECUTIVE = f"{__name__}.plain:Consecutive"
+_RASTER = f"{__name__}.plain:Raster"
+_INTERNVL = f"{__name__}.internvl:InternVL"
+
+FAMILIES = {
+    "Gemma3ForConditionalGeneration": _RASTER,
+    "Glm4vForConditionalGeneration": _CONSECUTIVE,
+    "Glm4vMoeForConditionalGeneration": _CONSECUTIVE,
+    "GlmOcrForConditionalGeneration": _CONSECUTIVE,
+    "Idefics3ForConditionalGeneration": _RASTER,
+    "InternS1ForConditionalGeneration": _INTERNVL,
+    "InternVLChatModel": _INTERNVL,
+    "InternVLForConditionalGeneration": _INTERNVL,
+    "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
+    "Mistral3ForConditionalGeneration": _RASTER,
+    "PixtralForConditionalGeneration": _RASTER,
+    "Qwen2VLForConditionalGeneration": _CONSECUTIVE,
+    "Qwen3VLForConditionalGeneration": _CONSECUTIVE,
+    "Qwen3VLMoeForConditionalGeneration": _CONSECUTIVE,
+    "Qwen3_5ForConditionalGeneration": _CONSECUTIVE,
+    "Qwen3_5MoeForConditionalGeneration": _CONSECUTIVE,
+    "SmolVLMForConditionalGeneration": _RASTER,
+}
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The general adapter, on tiny models of families of which it knows nothing."""
+"""The general adapter, on tiny models: what families state, and what it finds out by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.models.tower_order import TowerOrder
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
@@ -26,24 +28,34 @@ SMALL, LARGE = picture(1, (300, 200)), picture(2, (700, 500))
 
 
 class Family(NamedTuple):
-    """What is known of a family from its papers and code, and here found out."""
+    """What is known of a family from its papers and code: stated, and here found out as well."""
 
     order: TowerOrder
     is_divided: bool = False
     """Whether text stands between parts of a large image."""
+    has_class_attention: bool = False
+    """Whether importance is what the class token attends to."""
 
 
 MERGED = TowerOrder("unit", "none", "consecutive", 4)
 POOLED = TowerOrder("unit", "none", "raster", 4)
+WITH_CLASS_TOKEN = TowerOrder("unit", "first", "raster", 4)
 FAMILIES = {
     "qwen3-vl": Family(MERGED),
+    "qwen3-vl-moe": Family(MERGED),
+    "qwen3.5": Family(MERGED),
+    "qwen3.5-moe": Family(MERGED),
     "qwen2-vl": Family(MERGED),
     "glm-4v": Family(MERGED),
+    "glm-4v-moe": Family(MERGED),
+    "glm-ocr": Family(MERGED),
     "gemma3": Family(POOLED),
     "mistral3": Family(POOLED),
     "idefics3": Family(POOLED, is_divided=True),
+    "smolvlm": Family(POOLED, is_divided=True),
     "llama4": Family(TowerOrder("unit", "last", "raster", 4), is_divided=True),
-    "internvl": Family(TowerOrder(16, "first", "raster", 4)),
+    "internvl": Family(WITH_CLASS_TOKEN, has_class_attention=True),
+    "internvl-chat": Family(WITH_CLASS_TOKEN, has_class_attention=True),
 }
 
 
@@ -92,8 +104,11 @@ class Attention:
         bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
         self.calls.append((module, query, key, bounds))
 
-    def received(self) -> list[np.ndarray]:
-        """Mean attention that each token receives within its part, a list of parts."""
+    def received(self, from_first: bool) -> list[np.ndarray]:
+        """Mean attention that each token gets within its part, a list of parts.
+
+        From all tokens of the part, or from its first alone.
+        """
         last = self.calls[-1][0]
         parts = []
         for module, query, key, bounds in self.calls:
@@ -109,7 +124,8 @@ class Attention:
                 lengths = [len(q) // batch] * batch
             for one, other in zip(q.split(lengths), k.split(lengths), strict=True):
                 weights = torch.einsum("qhd,khd->hqk", one, other) * module.scale
-                parts.append(weights.softmax(-1).mean((0, 1)).numpy())
+                weights = weights.softmax(-1)[:, : 1 if from_first else None]
+                parts.append(weights.mean((0, 1)).numpy())
         return parts
 
 
@@ -123,8 +139,6 @@ def importance_by_hand(
     found: list[float] = []
     side = 2
     cells = [grid for grid in grids if grid[0]]
-    if isinstance(order.part, int):
-        cells = [(4, 4)] * len(parts)
     for part, (rows, columns) in zip(parts, cells, strict=True):
         tokens = part[1:] if order.class_token == "first" else part
         tokens = tokens[:-1] if order.class_token == "last" else tokens
@@ -144,9 +158,18 @@ def importance_by_hand(
     return np.array(found)
 
 
-def test_order_of_the_tower_is_found(loaded: Loaded) -> None:
-    loaded.model.embed(process(loaded.model, 12, SMALL))
-    assert loaded.model.model.tower_importance.order == loaded.family.order
+def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
+    model: Any = loaded.model.model
+    processed = process(loaded.model, 12, SMALL)
+    loaded.model.embed(processed)
+    assert model.tower_importance.order == loaded.family.order
+
+    whole = process(loaded.model, "100%", SMALL)
+    (plan,) = plans_of(whole)
+    looking = TowerImportance(model)
+    with patch.object(type(model), "tower_order", lambda self, ratio: None):
+        looking.learn([plan.tokens], lambda: loaded.model.embed(whole)[0])
+    assert looking.order == loaded.family.order
 
 
 @pytest.mark.parametrize("budget", [5, 12, "25%"])
@@ -156,7 +179,7 @@ def test_keeps_what_the_paper_keeps(loaded: Loaded, image: Image.Image, budget: 
     whole = process(model, "100%", image)
     attention = Attention(model.model)
     (rows,) = model.embed(whole)
-    parts = attention.received()
+    parts = attention.received(loaded.family.has_class_attention)
     (plan,) = plans_of(process(model, budget, image))
     kept_rows = model.embed(process(model, budget, image))[0]
 

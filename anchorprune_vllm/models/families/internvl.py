@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InternVL: tiles and a thumbnail are units, and importance is the class token's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.models.families.base import Family
+from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.signals.attention import class_attention
+
+
+class InternVL(Family):
+    """InternVL in its own format and in that of transformers."""
+
+    @classmethod
+    def units(
+        cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        vision = hf_config.vision_config
+        size = getattr(hf_config, "force_image_size", None) or vision.image_size
+        height, patch = (
+            sides[0] if isinstance(sides, Sequence) else sides
+            for sides in (size, vision.patch_size)
+        )
+        side = int(height // patch * hf_config.downsample_ratio)
+        tiles = layout.embeddings // side**2
+        return MediaTokens(layout.embeddings, (side**2,) * tiles, (side,) * tiles)
+
+    def tower_order(self, ratio: int) -> TowerOrder | None:
+        if getattr(self, "ps_version", "v2") == "v1":  # rows and columns are exchanged
+            return None
+        return TowerOrder("unit", "first", "raster", ratio)
+
+    def importance(
+        self, query: Tensor, key: Tensor, segments: Sequence[int], scale: float
+    ) -> Tensor:
+        return class_attention(query, key, segments, scale)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families whose prompts tell all about their units, and which state the order of their towers."""
+
+from __future__ import annotations
+
+from anchorprune_vllm.models.families.base import Family
+from anchorprune_vllm.models.tower_order import TowerOrder
+
+
+class Consecutive(Family):
+    """The tower's tokens that become a row lie one behind the other (Qwen's and GLM's)."""
+
+    def tower_order(self, ratio: int) -> TowerOrder:
+        return TowerOrder("unit", "none", "consecutive", ratio)
+
+
+class Raster(Family):
+    """Squares of the tower's own grid become a row (Gemma 3, Mistral, Idefics)."""
+
+    def tower_order(self, ratio: int) -> TowerOrder:
+        return TowerOrder("unit", "none", "raster", ratio)
+
+
+class RasterBeforeClassToken(Family):
+    """Squares of the tower's own grid become a row, and its last token is of no row (Llama 4)."""
+
+    def tower_order(self, ratio: int) -> TowerOrder:
+        return TowerOrder("unit", "last", "raster", ratio)
