@@ -6,6 +6,9 @@ alone, because a prompt is made before anything is selected. So where text stand
 embeddings (tags of tiles, times of frames), each run of embeddings is a unit of its own with a
 fixed share of the budget. A separator that is always the same single token only ends rows of one
 image: it goes, and the item is one unit.
+
+Videos of some families do better: their text is not written into the prompt, but embedded by the
+worker, which knows where it belongs (`frame_text.py`). Their budget is not divided.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ class PromptLayout:
     """The unpruned tokens of one image or video, as the model's own processor writes them."""
 
     pieces: tuple[Piece, ...]
+    margin: int | None = None
+    """The text tokens at either end of a video that belong to no frame, if the worker embeds the
+    text; None: the text stays in the prompt."""
 
     @classmethod
     def of(cls, tokens: Sequence[int], is_embedding: Sequence[bool] | None = None) -> PromptLayout:
@@ -65,13 +71,38 @@ class PromptLayout:
         return len(set(gaps)) == 1 and sum(piece.repeats for piece in gaps[0]) == 1
 
     @property
+    def texts(self) -> list[list[int]]:
+        """The tokens before, between and behind the runs: one list more than there are runs."""
+        texts: list[list[int]] = [[]]
+        for is_embedding, _, pieces in self._stretches:
+            if is_embedding:
+                texts.append([])
+            else:
+                texts[-1] = [piece.token for piece in pieces for _ in range(piece.repeats)]
+        return texts
+
+    @property
     def unit_sizes(self) -> tuple[int, ...]:
         """The embeddings of each part that has a share of the budget."""
         return (self.embeddings,) if self.is_in_rows else self.runs
 
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for an embedding."""
+        return next(piece.token for piece in self.pieces if piece.is_embedding)
+
+    @property
+    def moves_text(self) -> bool:
+        """Whether the worker embeds the text, and so may keep any tokens of any unit."""
+        return self.margin is not None
+
     def shares(self, kept: int) -> list[int]:
-        """Return how many embeddings stay of each unit if so many are kept in all."""
-        return unit_budgets(kept, self.unit_sizes)
+        """Return how many embeddings stay of each unit if so many are kept in all.
+
+        One number, if the budget is not divided.
+        """
+        is_divided = len(self.unit_sizes) > 1 and not self.moves_text
+        return unit_budgets(kept, self.unit_sizes) if is_divided else [kept]
 
     def stays(self, kept: Sequence[int]) -> list[bool]:
         """Return which of the tokens stay if so many embeddings are kept of each unit."""
@@ -97,13 +128,18 @@ class PromptLayout:
         return [piece.is_embedding for piece in self.pieces for _ in range(piece.repeats)]
 
     def to_tensor(self) -> Tensor:
-        """Return the pieces as int64 [pieces, 3], on the CPU."""
-        return torch.tensor(self.pieces, dtype=torch.int64, device="cpu").reshape(-1, 3)
+        """Return the margin and the pieces as int64 [1 + pieces, 3], on the CPU."""
+        margin = -1 if self.margin is None else self.margin
+        return torch.tensor(((margin, 0, 0), *self.pieces), dtype=torch.int64, device="cpu")
 
     @classmethod
-    def from_tensor(cls, pieces: Tensor) -> PromptLayout:
+    def from_tensor(cls, numbers: Tensor) -> PromptLayout:
         """Read what `to_tensor` wrote."""
-        return cls(tuple(Piece(token, times, bool(flag)) for token, times, flag in pieces.tolist()))
+        (margin, *_), *pieces = numbers.tolist()
+        return cls(
+            tuple(Piece(token, times, bool(flag)) for token, times, flag in pieces),
+            None if margin < 0 else margin,
+        )
 
     @cached_property
     def _stretches(self) -> tuple[tuple[bool, int, tuple[Piece, ...]], ...]:

@@ -16,6 +16,7 @@ import torch
 from vllm.multimodal.processing import PromptUpdateDetails
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
+from anchorprune_vllm.frame_text import item_length
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.plan import ItemPlan
 
@@ -31,8 +32,8 @@ class PlannedDetails(PromptUpdateDetails):
     """The embeddings of the model's own path."""
     kept: int = 0
     """The embeddings that the prompt keeps."""
-    shares: tuple[int, ...] | None = None
-    """Of the units of the prompt; None: nothing is cut."""
+    layout: PromptLayout | None = None
+    """Of the content; None: nothing is cut."""
 
 
 def planned(content: PromptUpdateDetails, plan: ItemPlan) -> PlannedDetails:
@@ -40,7 +41,8 @@ def planned(content: PromptUpdateDetails, plan: ItemPlan) -> PlannedDetails:
     details = PlannedDetails(content.full, content.is_embed, unpruned=plan.tokens.unpruned)
     if plan.keeps_all:
         return replace(details, kept=plan.tokens.unpruned)
-    return replace(details, kept=plan.kept, shares=tuple(plan.shares))
+    layout = replace(layout_of(content), margin=plan.layout.margin)
+    return replace(details, kept=plan.kept, layout=layout)
 
 
 def layout_of(content: PromptUpdateDetails) -> PromptLayout:
@@ -65,35 +67,45 @@ def cut_prompt(
     Returns:
         The prompt and the placeholders that are left.
     """
+    ids = torch.tensor(prompt)
     stays = torch.ones(len(prompt), dtype=torch.bool)
+    unpruned: dict[str, list[PlaceholderFeaturesInfo]] = {}
     for modality, found in placeholders.items():
+        unpruned[modality] = []
         for place in found:
-            mask = _stays(place, updates[modality][place.item_idx])
-            if mask is not None:
-                stays[place.start_idx : place.start_idx + place.length] = torch.tensor(mask)
+            part = slice(place.start_idx, place.start_idx + place.length)
+            details = _details(place, updates[modality][place.item_idx])
+            if details is not None and details.layout is not None:
+                if details.layout.moves_text:  # the worker fills all places
+                    length = item_length(details.layout, details.kept)
+                    stays[part] = torch.arange(place.length) < length
+                    ids[part] = details.layout.placeholder
+                    place = replace(place, tokens=ids[part].tolist(), is_embed=None)
+                else:
+                    shares = details.layout.shares(details.kept)
+                    stays[part] = torch.tensor(details.layout.stays(shares))
+            unpruned[modality].append(place)
     if bool(stays.all()):
-        return prompt, {modality: list(found) for modality, found in placeholders.items()}
+        return prompt, unpruned
     moved = (stays.cumsum(0) - stays.long()).tolist()  # where each token goes
     return (
-        torch.tensor(prompt)[stays].tolist(),
+        ids[stays].tolist(),
         {
             modality: [
                 _shortened(place, stays[place.start_idx :][: place.length], moved)
                 for place in found
             ]
-            for modality, found in placeholders.items()
+            for modality, found in unpruned.items()
         },
     )
 
 
-def _stays(place: PlaceholderFeaturesInfo, updates: Sequence[Any]) -> list[bool] | None:
-    """Return which tokens of an item's placeholder stay; None: all of them."""
+def _details(place: PlaceholderFeaturesInfo, updates: Sequence[Any]) -> PlannedDetails | None:
+    """Return what is planned for an item's placeholder; None: nothing."""
     for update in updates:
         details = update.content
         if isinstance(details, PlannedDetails) and len(details.full) == place.length:
-            if details.shares is None:
-                return None
-            return layout_of(details).stays(details.shares)
+            return details
     return None
 
 

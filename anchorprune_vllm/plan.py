@@ -109,9 +109,13 @@ class ItemPlan:
 
     @property
     def shares(self) -> list[int]:
-        """The embeddings kept of each unit of the prompt: K, where it has one unit."""
-        is_divided = len(self.layout.unit_sizes) > 1
-        return self.layout.shares(self.kept) if is_divided else [self.kept]
+        """The embeddings kept of each unit of the prompt: K, where the budget is not divided."""
+        return self.layout.shares(self.kept)
+
+    @property
+    def moves_text(self) -> bool:
+        """The worker puts the text of this video among the rows that it keeps."""
+        return self.layout.moves_text and not self.keeps_all
 
 
 def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
@@ -128,7 +132,7 @@ def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
 
 
 def to_tensors(modality: str, plan: ItemPlan) -> dict[str, Tensor]:
-    """Write a plan as an item's fields: [2 + 2 units], [2], [M, L], [pieces, 3], [fields, 2]."""
+    """Write a plan: [2 + 2 units], [2], [M, L], [1 + pieces, 3] and [fields, 2] of an item."""
     tokens = plan.tokens
     values = (
         torch.tensor((plan.kept, tokens.unpruned, *tokens.unit_sizes, *tokens.unit_widths)),

@@ -133,6 +133,11 @@ class PruningProcessor(BaseMultiModalProcessor):
         """The tokens of an item of `modality`, from its fields and unpruned prompt."""
         raise NotImplementedError
 
+    @property
+    def video_margin(self) -> int | None:
+        """See `PromptLayout.margin`, for videos with text between their frames."""
+        return None
+
     # -- the request, read once ------------------------------------------------------------------
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
@@ -278,7 +283,10 @@ class PruningProcessor(BaseMultiModalProcessor):
         for modality, requests in _ours(hf_processor_mm_kwargs).items():
             for number, request in enumerate(requests):
                 item, updates = out_mm_kwargs[modality][number], found[modality][number]
-                plan = self._plan(modality, request, item, layout_of(updates[0].content))
+                layout = layout_of(updates[0].content)
+                if modality == "video" and len(layout.unit_sizes) > 1:
+                    layout = replace(layout, margin=self.video_margin)
+                plan = self._plan(modality, request, item, layout)
                 item.update(to_elems(modality, plan))
                 found[modality][number] = [
                     update.with_content(planned(update.content, plan)) for update in updates

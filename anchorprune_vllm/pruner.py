@@ -6,7 +6,7 @@ encode (or take from the feature cache) -> signals -> select -> gather K rows ->
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.frame_text import put_among_text
 from anchorprune_vllm.methods import Method
 from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import ItemPlan, MediaKey
@@ -45,9 +46,9 @@ class PrunableModel(Protocol):
         """Hidden features to language-model embeddings: [K, D] to [K, H]."""
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        """Native positions of an item's candidates, or of all its tokens if its plan keeps all.
+        """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
 
-        None: positions are compact.
+        If its plan moves text, of all its tokens. None: positions are compact.
         """
 
 
@@ -61,12 +62,14 @@ class VisualPruner:
         cache: FeatureCache,
         max_encoder_tokens: int,
         metrics: SelectionMetrics | None = None,
+        embed_text: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._metrics = metrics
         self._signals = signals
         self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
+        self._embed_text = embed_text
         self.selection_time = Stopwatch()
         """Of signals and selection; what looks into the tower's attention is the tower's time."""
         self.is_warm = False
@@ -165,12 +168,15 @@ class VisualPruner:
         projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
         embeddings = {}
         for i, part, tokens in zip(items, projected, kept, strict=True):
-            positions = model.positions(i, plans[i])
+            positions, places = model.positions(i, plans[i]), tokens.indices
             # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
+            if plans[i].moves_text:
+                assert self._embed_text is not None
+                part, places = put_among_text(part, places, plans[i].layout, self._embed_text)
+            elif positions is None:
+                part = part.clone()
             embeddings[i] = (
-                part.clone()
-                if positions is None
-                else with_positions(part, positions.of(tokens.indices))
+                part if positions is None else with_positions(part, positions.of(places))
             )
         # Only now: what the cache gave above are views of pages that this may overwrite.
         for media, media_features in encoded.items():

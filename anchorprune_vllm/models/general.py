@@ -99,10 +99,9 @@ class GeneralModel(Family, PrunedModel):
         device = vllm_config.device_config.device
         capacity = config.feature_cache_mb * 2**20
         self._make_cache = partial(FeatureCache, capacity, _CACHE_PAGE, device=device)
-        model: Any = self
 
         def embed_words(ids: Tensor) -> Tensor:
-            return model.get_language_model().embed_input_ids(to_device(ids, device))
+            return self.embed_text(to_device(ids, device))
 
         return self.relevance(embed_words, config.matching, self.embedding_size)
 
@@ -166,11 +165,13 @@ class GeneralModel(Family, PrunedModel):
     ) -> MediaPositions | None:
         """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
 
-        None: positions are compact.
+        If its plan moves text, of all its tokens. None: positions are compact.
         """
         if not self._native_positions:
             return None
         relative, _ = self._positions_in_item(modality, item, plan.layout)
+        if plan.moves_text:
+            return MediaPositions(relative.T)
         embedded = relative.T[_mask(plan.layout)]
         chosen = None if plan.keeps_all else self.candidates(plan.tokens)
         return MediaPositions(embedded if chosen is None else embedded[chosen])
@@ -182,9 +183,11 @@ class GeneralModel(Family, PrunedModel):
         given: Any = item
         layout = PromptLayout.from_tensor(given[fields.layout].data)
         relative, extent = self._positions_in_item(feature.modality, item, layout)
+        kept, tokens = read_counts(given[fields.counts].data)
         text = relative.masked_fill(_mask(layout), -1)
-        if place.length < layout.length:
-            kept, _ = read_counts(given[fields.counts].data)
+        if not tokens.are_all_kept(kept):
+            if layout.moves_text:
+                return MediaSpan(place.offset, place.length, extent)
             text = text[:, torch.tensor(layout.stays(layout.shares(kept)), device="cpu")]
         return MediaSpan(place.offset, place.length, extent, text)
 
@@ -255,6 +258,10 @@ class GeneralProcessor(PruningProcessor):
     """Mixin over any processor of vLLM's: prompts with K placeholders per image or video."""
 
     family: type[Any]
+
+    @property
+    def video_margin(self) -> int | None:
+        return self.family.video_margin
 
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout

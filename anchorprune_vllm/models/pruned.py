@@ -95,15 +95,19 @@ class PrunedModel:
     supports_mrope = True  # asked only where the config says that the model uses it
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         model_config = vllm_config.model_config
         config = PruneConfig.of_model(model_config.hf_config)
+        native = config is not None and config.has_native_positions(self.default_positions)
+        if native:
+            # By itself vLLM knows of its own pruning alone. Its layers ask this, as positions may
+            # go further than a pruned prompt is long; after loading, its runners do.
+            model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self._pruner: VisualPruner | None = None
         self._native_positions = False
         self.needs: frozenset[Signal] = frozenset()
         if config is None:
             return
-        native = config.has_native_positions(self.default_positions)
         check_vllm(type(self), native=native)  # as at start-up, if vLLM let us look at it then
         method = method_of(config)
         self.needs = method.needs
@@ -112,8 +116,6 @@ class PrunedModel:
             _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
-            # vLLM's runners ask this after loading; by itself it knows of its own pruning alone.
-            model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
             self.get_model_state_cls = _native_positions_state  # asked by its second runner alone
         self._media_token_ids = [*media_token_ids(model_config.hf_config).values()]
         self._max_model_len = model_config.max_model_len
@@ -131,6 +133,7 @@ class PrunedModel:
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
                 metrics=selection_metrics(vllm_config, config),
+                embed_text=self.embed_text,
             )
             # What compiles does so now, and not while a request waits: selection at once, in the
             # state that torch has in a request, and the whole way as soon as there are weights.
@@ -184,6 +187,11 @@ class PrunedModel:
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
     ) -> PrunableModel:
         """One call's items of a modality, as the pruner asks for them."""
+
+    def embed_text(self, ids: Tensor) -> Tensor:
+        """The language model's embeddings [M, H] of tokens [M]."""
+        model: Any = self
+        return model.get_language_model().embed_input_ids(ids)
 
     def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
         """An item of a request in its prompt."""

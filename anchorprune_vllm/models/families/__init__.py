@@ -15,14 +15,15 @@ from typing import Any
 ENTRY_POINTS = "anchorprune.families"
 
 _CONSECUTIVE = f"{__name__}.plain:Consecutive"
+_GLM = f"{__name__}.plain:Glm"
 _RASTER = f"{__name__}.plain:Raster"
 _INTERNVL = f"{__name__}.internvl:InternVL"
 
 FAMILIES = {
     "Gemma3ForConditionalGeneration": _RASTER,
-    "Glm4vForConditionalGeneration": _CONSECUTIVE,
-    "Glm4vMoeForConditionalGeneration": _CONSECUTIVE,
-    "GlmOcrForConditionalGeneration": _CONSECUTIVE,
+    "Glm4vForConditionalGeneration": _GLM,
+    "Glm4vMoeForConditionalGeneration": _GLM,
+    "GlmOcrForConditionalGeneration": _GLM,
     "Idefics3ForConditionalGeneration": _RASTER,
     "InternS1ForConditionalGeneration": _INTERNVL,
     "InternVLChatModel": _INTERNVL,

@@ -28,6 +28,14 @@ class Family:
 
     # -- called without a model ------------------------------------------------------------------
 
+    video_margin: int | None = None
+    """Where a video has text between its frames, and it may be embedded in the worker like text
+    anywhere: how many of its text tokens, at either end, belong to no frame. Then the budget goes
+    to any frames. None: the text stays in the prompt, and each frame has a fixed share.
+
+    The language model may look neither at the ids of tokens nor at where an item begins or ends.
+    """
+
     @classmethod
     def units(
         cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout

@@ -19,6 +19,8 @@ from anchorprune_vllm.signals.attention import class_attention
 class InternVL(Family):
     """InternVL in its own format and in that of transformers."""
 
+    video_margin = 0
+
     @classmethod
     def units(
         cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout

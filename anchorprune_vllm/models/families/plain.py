@@ -10,8 +10,16 @@ from anchorprune_vllm.models.tower_order import TowerOrder
 class Consecutive(Family):
     """The tower's tokens that become a row lie one behind the other (Qwen's and GLM's)."""
 
+    video_margin: int | None = 0  # of videos without text between frames it tells nothing
+
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "none", "consecutive", ratio)
+
+
+class Glm(Consecutive):
+    """As above; and a token before the frames of a video, and one behind, are of no frame."""
+
+    video_margin = 1
 
 
 class Raster(Family):

@@ -41,7 +41,7 @@ def qianfan_ocr() -> Checkpoint:
 
 def _checkpoint(**others: Any) -> Checkpoint:
     tokenizer = make_tokenizer(
-        ["<image>", "<video>"],
+        ["<image>", "<video>", "<|video_pad|>"],
         start_image_token="<img>",
         end_image_token="</img>",
         context_image_token="<IMG_CONTEXT>",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -13,15 +12,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
-from vllm.model_executor.layers.attention import MMEncoderAttention
 
-from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.models.tower_order import TowerOrder
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.pictures import picture
 from tests.support.reference.selection import Tokens, largest_remainder, normalised, select
+from tests.support.towers import Attention, importance_by_hand
 
 QUESTION = "What color is the circle?"
 SMALL, LARGE = picture(1, (300, 200)), picture(2, (700, 500))
@@ -88,74 +86,6 @@ def prompt_of(model: LocalModel, images: int, question: str = QUESTION) -> str:
 
 def process(model: LocalModel, budget: int | str, *images: Image.Image) -> Any:
     return model.process(prompt_of(model, len(images)), *images, budget=budget)
-
-
-class Attention:
-    """What goes into the last attention that a tower calls, in dense form."""
-
-    def __init__(self, model: Any) -> None:
-        self.calls: list[tuple[Any, Tensor, Tensor, Any]] = []
-        for module in model.modules():
-            if isinstance(module, MMEncoderAttention):
-                module.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
-        query, key = args[:2] if args else (kwargs["query"], kwargs["key"])
-        bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
-        self.calls.append((module, query, key, bounds))
-
-    def received(self, from_first: bool) -> list[np.ndarray]:
-        """Mean attention that each token gets within its part, a list of parts.
-
-        From all tokens of the part, or from its first alone.
-        """
-        last = self.calls[-1][0]
-        parts = []
-        for module, query, key, bounds in self.calls:
-            if module is not last:
-                continue
-            size = module.head_size
-            q = query.reshape(-1, module.num_heads, size).double()
-            k = key.reshape(-1, module.num_kv_heads, size).double()
-            if bounds is not None:
-                lengths = bounds.diff().tolist()
-            else:
-                batch = query.shape[0] if query.ndim > 2 else 1
-                lengths = [len(q) // batch] * batch
-            for one, other in zip(q.split(lengths), k.split(lengths), strict=True):
-                weights = torch.einsum("qhd,khd->hqk", one, other) * module.scale
-                weights = weights.softmax(-1)[:, : 1 if from_first else None]
-                parts.append(weights.mean((0, 1)).numpy())
-        return parts
-
-
-def importance_by_hand(
-    parts: list[np.ndarray],
-    order: TowerOrder,
-    layout: PromptLayout,
-    grids: Sequence[tuple[int, int]],
-) -> np.ndarray:
-    """Average what the tokens of each row received, by loops over rows and columns."""
-    found: list[float] = []
-    side = 2
-    cells = [grid for grid in grids if grid[0]]
-    for part, (rows, columns) in zip(parts, cells, strict=True):
-        tokens = part[1:] if order.class_token == "first" else part
-        tokens = tokens[:-1] if order.class_token == "last" else tokens
-        for row in range(rows):
-            for column in range(columns):
-                if order.grouping == "consecutive":
-                    first = (row * columns + column) * 4
-                    members = [first + each for each in range(4)]
-                else:
-                    members = [
-                        (row * side + y) * columns * side + column * side + x
-                        for y in range(side)
-                        for x in range(side)
-                    ]
-                found.append(float(np.mean([tokens[member] for member in members])))
-    assert len(found) == layout.embeddings
-    return np.array(found)
 
 
 def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
