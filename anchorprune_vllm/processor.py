@@ -89,7 +89,10 @@ class PruningProcessor(BaseMultiModalProcessor):
     @cached_property
     def _query_reader(self) -> QueryReader:
         tokenizer, model_config = self.info.get_tokenizer(), self.info.ctx.model_config
-        template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
+        if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):  # it writes chats without a template
+            template = ""
+        else:
+            template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
         return QueryReader(tokenizer, template, self._targets())
 
     @cached_property

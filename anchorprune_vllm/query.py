@@ -199,13 +199,20 @@ def _render(
         {"role": _ROLES[role], "content": content(text)}
         for role, text in zip(roles, said, strict=True)
     ]
+    writes_ids = not chat_template  # Mistral's tokenizers, which have no template
     try:
         text = tokenizer.apply_chat_template(
-            messages, chat_template=chat_template, tokenize=False, add_generation_prompt=ask
+            messages, chat_template=chat_template, tokenize=writes_ids, add_generation_prompt=ask
         )
+        if writes_ids:
+            text = tokenizer.decode(text, skip_special_tokens=False)
         parts = re.split(f"({_any_of(said)})", text)
     # Templates raise their own errors, and Python's on what they do not expect.
     except (TemplateError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
+    except Exception as error:
+        if type(error).__module__ != "mistral_common.exceptions":  # imported only where it is used
+            raise
         return None
     return parts if parts[1::2] == said else None
 

@@ -263,6 +263,12 @@ class GeneralProcessor(PruningProcessor):
     def video_margin(self) -> int | None:
         return self.family.video_margin
 
+    def _targets(self) -> dict[str, list[int]]:
+        return {
+            modality: self.family.target(self.info, modality, replaced)
+            for modality, replaced in super()._targets().items()
+        }
+
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def importance_by_hand(
 ) -> np.ndarray:
     """Average what the tokens of each row received, by loops over rows and columns."""
     found: list[float] = []
-    side = 2
+    ratio, side = order.ratio, isqrt(order.ratio)
     cells = [grid for grid in grids if grid[0]]
     for part, (rows, columns) in zip(parts, cells, strict=True):
         tokens = part[1:] if order.class_token == "first" else part
@@ -70,8 +71,8 @@ def importance_by_hand(
         for row in range(rows):
             for column in range(columns):
                 if order.grouping == "consecutive":
-                    first = (row * columns + column) * 4
-                    members = [first + each for each in range(4)]
+                    first = (row * columns + column) * ratio
+                    members = [first + each for each in range(ratio)]
                 else:
                     members = [
                         (row * side + y) * columns * side + column * side + x

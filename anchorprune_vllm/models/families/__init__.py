@@ -30,7 +30,7 @@ FAMILIES = {
     "InternVLForConditionalGeneration": _INTERNVL,
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
-    "PixtralForConditionalGeneration": _RASTER,
+    "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
     "Qwen2VLForConditionalGeneration": _CONSECUTIVE,
     "Qwen3VLForConditionalGeneration": _CONSECUTIVE,
     "Qwen3VLMoeForConditionalGeneration": _CONSECUTIVE,

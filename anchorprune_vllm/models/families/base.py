@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.processing import BaseProcessingInfo
 
 from anchorprune_vllm.config import Matching
 from anchorprune_vllm.layout import PromptLayout
@@ -35,6 +36,14 @@ class Family:
 
     The language model may look neither at the ids of tokens nor at where an item begins or ends.
     """
+
+    @classmethod
+    def target(cls, info: BaseProcessingInfo, modality: str, replaced: list[int]) -> list[int]:
+        """Return the tokens that stand for one item in a prompt as it arrives, once per item.
+
+        replaced: the tokens that vLLM replaces with those of the item.
+        """
+        return replaced
 
     @classmethod
     def units(

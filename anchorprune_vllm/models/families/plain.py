@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.tower_order import TowerOrder
 
@@ -27,6 +29,14 @@ class Raster(Family):
 
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "none", "raster", ratio)
+
+
+class ExpandedRaster(Raster):
+    """The same in Mistral's own format, where a prompt arrives with all tokens of its images."""
+
+    @classmethod
+    def target(cls, info: Any, modality: str, replaced: list[int]) -> list[int]:
+        return [info.get_hf_processor().image_end_id]
 
 
 class RasterBeforeClassToken(Family):

@@ -12,6 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from mistral_common.protocol.instruct.messages import (
+    AssistantMessage,
+    ImageChunk,
+    TextChunk,
+    UserMessage,
+)
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from torch import Tensor
 from vllm.engine.arg_utils import EngineArgs
 
@@ -144,6 +151,30 @@ def test_separators_are_no_candidates(
     # All candidates are all rows: vLLM's own.
     (all_of_them,) = model.embed(process(model, tokens.candidates))
     assert torch.equal(all_of_them, whole)
+
+
+def test_each_image_of_an_expanded_prompt_has_its_own_question(tmp_path: Path, rank: None) -> None:
+    """Pixtral's prompts arrive with all tokens of all images."""
+    path = tmp_path / "model"
+    make_demo_model(path, arch="pixtral")
+    formats = ("tokenizer_mode", "config_format", "load_format")
+    limits = {"image": 2}
+    model = LocalModel(path, limit_mm_per_prompt=limits, **dict.fromkeys(formats, "mistral"))
+    tokenizer = model.processor.info.get_tokenizer()
+    questions = ["What color is the circle?", "How many squares are there?"]
+    first, second = (
+        UserMessage(content=[ImageChunk(image=IMAGE), TextChunk(text=question)])
+        for question in questions
+    )
+    answer = AssistantMessage(content="red")
+    for chat, asked in [([first], questions[:1]), ([first, answer, second], questions)]:
+        request = ChatCompletionRequest(messages=chat)
+        prompt = tokenizer.mistral.encode_chat_completion(request).tokens
+        processed = model.process(prompt, *[IMAGE] * len(asked), budget=12)
+        read = [plan.query_ids.flatten().tolist() for plan in plans_of(processed)]
+        assert read == [tokenizer.encode(each, add_special_tokens=False) for each in asked]
+        image_id = model.processor.info.get_hf_processor().image_token_id
+        assert processed["prompt_token_ids"].count(image_id) == 12 * len(asked)
 
 
 def start(path: Path, **settings: Any) -> Any:

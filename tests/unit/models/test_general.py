@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from mistral_common.protocol.instruct.messages import ImageChunk, TextChunk, UserMessage
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.models.tower_order import TowerOrder
@@ -49,6 +53,7 @@ FAMILIES = {
     "glm-ocr": Family(MERGED),
     "gemma3": Family(POOLED),
     "mistral3": Family(POOLED),
+    "pixtral": Family(TowerOrder("unit", "none", "raster", 1)),
     "idefics3": Family(POOLED, is_divided=True),
     "smolvlm": Family(POOLED, is_divided=True),
     "llama4": Family(TowerOrder("unit", "last", "raster", 4), is_divided=True),
@@ -70,22 +75,33 @@ def loaded(
 ) -> Loaded:
     path = tmp_path_factory.mktemp("general") / "model"
     make_demo_model(path, arch=request.param)
-    weights = load_file(path / "model.safetensors")
-    (table,) = (value for name, value in weights.items() if name.endswith("embed_tokens.weight"))
-    model = LocalModel(path, max_model_len=2048, limit_mm_per_prompt={"image": 4, "video": 0})
+    (file,) = path.glob("*.safetensors")
+    names = ("embed_tokens.weight", "tok_embeddings.weight")
+    (table,) = (value for name, value in load_file(file).items() if name.endswith(names))
+    formats = ("tokenizer_mode", "config_format", "load_format")
+    model = LocalModel(
+        path,
+        max_model_len=2048,
+        limit_mm_per_prompt={"image": 4, "video": 0},
+        **dict.fromkeys(formats, "mistral") if request.param == "pixtral" else {},
+    )
     return Loaded(model, FAMILIES[request.param], table.double().numpy())
 
 
-def prompt_of(model: LocalModel, images: int, question: str = QUESTION) -> str:
-    content = [{"type": "image"}] * images + [{"type": "text", "text": question}]
+def prompt_of(model: LocalModel, images: Sequence[Image.Image]) -> str | list[int]:
     tokenizer = model.processor.info.get_tokenizer()
+    if isinstance(tokenizer, MistralTokenizer):
+        parts = [*(ImageChunk(image=image) for image in images), TextChunk(text=QUESTION)]
+        chat = ChatCompletionRequest(messages=[UserMessage(content=parts)])
+        return tokenizer.mistral.encode_chat_completion(chat).tokens
+    content = [{"type": "image"}] * len(images) + [{"type": "text", "text": QUESTION}]
     return tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )
 
 
 def process(model: LocalModel, budget: int | str, *images: Image.Image) -> Any:
-    return model.process(prompt_of(model, len(images)), *images, budget=budget)
+    return model.process(prompt_of(model, images), *images, budget=budget)
 
 
 def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
@@ -99,7 +115,10 @@ def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
     looking = TowerImportance(model)
     with patch.object(type(model), "tower_order", lambda self, ratio: None):
         looking.learn([plan.tokens], lambda: loaded.model.embed(whole)[0])
-    assert looking.order == loaded.family.order
+    assert looking.order is not None
+    media = [plan.tokens]
+    assert looking.order.segments(media) == loaded.family.order.segments(media)
+    assert torch.equal(looking.order.groups(media), loaded.family.order.groups(media))
 
 
 @pytest.mark.parametrize("budget", [5, 12, "25%"])
