@@ -108,12 +108,16 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _targets(self) -> dict[str, list[int]]:
         """Return what stands for an item of each modality in a prompt that is not processed yet."""
         nothing = MultiModalDataItems({})
-        targets = {}
+        targets: dict[str, list[int]] = {}
         for update in self._get_prompt_updates(nothing, {}, MultiModalKwargsItems({})):
             target: Any = update.target
             if isinstance(target, str):
                 target = self.info.get_tokenizer().encode(target, add_special_tokens=False)
             targets[update.modality] = list(target)
+        # Some processors tell of a modality only where there are items of it (Gemma 4's).
+        for modality, token in media_token_ids(self.info.get_hf_config()).items():
+            if modality in self.info.supported_mm_limits and [token] not in targets.values():
+                targets.setdefault(modality, [token])
         return targets
 
     def _text_encoder(self) -> str | None:

@@ -30,7 +30,9 @@ class TowerImportance:
         parent: Any = model
         self._model = model
         self._candidates = [m for m in parent.modules() if isinstance(m, MMEncoderAttention)]
-        self._attention: Any = None
+        self._attention: Any = model.tower_attention()
+        if self._attention is not None:
+            self._candidates = [self._attention]
         self.order: TowerOrder | None = None
         """How the attention's tokens become rows; None: importance comes from elsewhere."""
 
@@ -51,7 +53,7 @@ class TowerImportance:
             run()
         if not called:
             return
-        self._attention = self._model.tower_attention() or called[-1][0]
+        self._attention = called[-1][0]
         calls = [lengths for module, lengths in called if module is self._attention]
         segments = [length for lengths in calls for length in lengths]
         self.order = self._stated_order(media, segments)
@@ -64,7 +66,12 @@ class TowerImportance:
         """Return the order that the family states; None: it states none that fits this tower."""
         candidates = sum(tokens.candidates for tokens in media)
         stated = self._model.tower_order(sum(segments) // candidates)
-        return stated if stated and stated.segments(media) == segments else None
+        if stated is None:
+            return None
+        real = stated.segments(media)
+        chosen = self._model.unpadded(real)
+        fits = real == segments if chosen is None else int(chosen[-1]) < sum(segments)
+        return stated if fits else None
 
     @contextmanager
     def tapped(self) -> Iterator[Take]:
@@ -88,6 +95,10 @@ class TowerImportance:
             return None
         query, key = (torch.cat(parts) for parts in zip(*taken, strict=True))
         segments = self.order.segments(media)
+        chosen = self._model.unpadded(segments)
+        if chosen is not None:
+            chosen = to_device(chosen, query.device)
+            query, key = query[chosen], key[chosen]
         if sum(segments) != len(query):
             return None
         summed = self._model.importance(query, key, segments, self._attention.scale)

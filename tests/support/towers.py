@@ -14,21 +14,22 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.models.transformers_attention import TransformersAttention
 
 
 class Attention:
     """What goes into the last attention that a tower calls, in dense form."""
 
     def __init__(self, model: Any) -> None:
-        self.calls: list[tuple[Any, Tensor, Tensor, Any]] = []
+        self.calls: list[tuple[Any, Tensor, Tensor, Any, Any]] = []
         for module in model.modules():
-            if isinstance(module, MMEncoderAttention):
+            if isinstance(module, MMEncoderAttention | TransformersAttention):
                 module.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, module: Any, args: Any, kwargs: Any) -> None:
         query, key = args[:2] if args else (kwargs["query"], kwargs["key"])
         bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
-        self.calls.append((module, query, key, bounds))
+        self.calls.append((module, query, key, bounds, kwargs.get("attention_mask")))
 
     def received(self, from_first: bool) -> list[np.ndarray]:
         """Mean attention that each token gets within its part, a list of parts.
@@ -37,13 +38,16 @@ class Attention:
         """
         last = self.calls[-1][0]
         parts = []
-        for module, query, key, bounds in self.calls:
+        for module, query, key, bounds, mask in self.calls:
             if module is not last:
                 continue
             size = module.head_size
             q = query.reshape(-1, module.num_heads, size).double()
             k = key.reshape(-1, module.num_kv_heads, size).double()
-            if bounds is not None:
+            if mask is not None:  # behind the tokens is padding
+                is_real = mask[:, 0].any(1)
+                q, k, lengths = q[is_real.flatten()], k[is_real.flatten()], is_real.sum(1).tolist()
+            elif bounds is not None:
                 lengths = bounds.diff().tolist()
             else:
                 batch = query.shape[0] if query.ndim > 2 else 1

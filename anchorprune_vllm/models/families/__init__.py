@@ -21,6 +21,7 @@ _INTERNVL = f"{__name__}.internvl:InternVL"
 
 FAMILIES = {
     "Gemma3ForConditionalGeneration": _RASTER,
+    "Gemma4ForConditionalGeneration": f"{__name__}.gemma4:Gemma4",
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
     "GlmOcrForConditionalGeneration": _GLM,

@@ -84,7 +84,7 @@ class Family:
     def tower_attention(self) -> nn.Module | None:
         """Return the attention that importance is read from; None: the last that the tower calls.
 
-        It is one of the tower's `MMEncoderAttention` modules.
+        A module with the inputs and attributes of vLLM's `MMEncoderAttention`.
         """
         return None
 
@@ -92,6 +92,13 @@ class Family:
         """Return how the tokens of that attention become rows; None: it is found out at load.
 
         ratio: the tower's tokens for each candidate, a class token not counted.
+        """
+        return None
+
+    def unpadded(self, segments: Sequence[int]) -> Tensor | None:
+        """Return which tokens of that attention are no padding; None: there is none.
+
+        segments: how many tokens of each part are none. Int64, their sum in all, on the CPU.
         """
         return None
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention of a tower that is transformers' own: a module like vLLM's, for hooks to look into.
+
+There, query and key are numbers inside a forward method. But transformers looks up by name which
+function computes attention from them, and names are open to registration.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_NAME = "anchorprune"
+
+
+class TransformersAttention(nn.Module):
+    """Gets query and key as vLLM's `MMEncoderAttention` does, and lets transformers go on."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        config = attention.config
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_size: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self._compute = ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
+
+    @classmethod
+    def inside(cls, attention: Any) -> TransformersAttention | None:
+        """Return the one inside an attention of transformers; None: it does not look it up."""
+        found: TransformersAttention | None = getattr(attention, _NAME, None)
+        if found is None and attention.config._attn_implementation in ALL_ATTENTION_FUNCTIONS:
+            found = cls(attention)
+            attention.add_module(_NAME, found)
+            # The config is shared by all layers, and the mask is made by the name in it.
+            attention.config = copy(attention.config)
+            attention.config._attn_implementation_internal = _NAME
+            ALL_ATTENTION_FUNCTIONS.register(_NAME, _through_module)
+        return found
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, owner: nn.Module, **others: Any
+    ) -> Tensor:
+        """Return the output of an attention; like query, key and value [B, T, heads, head size]."""
+        by_head = (each.transpose(1, 2) for each in (query, key, value))
+        output, _ = self._compute(owner, *by_head, **others)
+        return output
+
+
+def _through_module(
+    attention: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any
+) -> tuple[Tensor, None]:
+    by_token = (each.transpose(1, 2) for each in (query, key, value))
+    inside: Any = getattr(attention, _NAME)
+    return inside(*by_token, owner=attention, attention_mask=mask, **others), None
