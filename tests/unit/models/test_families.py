@@ -27,6 +27,7 @@ from anchorprune_vllm.channels import split_numbers
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models import families, tower_importance
 from anchorprune_vllm.models.families.base import Family
+from anchorprune_vllm.models.families.gemma4 import Gemma4
 from anchorprune_vllm.models.tower_order import TowerOrder
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.tools.demo_model import make_demo_model
@@ -151,6 +152,13 @@ def test_separators_are_no_candidates(
     # All candidates are all rows: vLLM's own.
     (all_of_them,) = model.embed(process(model, tokens.candidates))
     assert torch.equal(all_of_them, whole)
+
+
+def test_padding_of_gemma4_is_left_out() -> None:
+    """Its tower gets all images of one padded length, and then those of the next."""
+    images: Any = SimpleNamespace(_padded=[9, 4, 9])
+    expected = [*range(5), 18, 19, 20, *range(9, 18)]
+    assert Gemma4.unpadded(images, [5, 3, 9]).tolist() == expected
 
 
 def test_each_image_of_an_expanded_prompt_has_its_own_question(tmp_path: Path, rank: None) -> None:

@@ -169,6 +169,15 @@ def test_keeps_what_the_paper_keeps(loaded: Loaded, image: Image.Image, budget: 
     assert torch.equal(kept_rows[:, :width], rows[kept, :width])
 
 
+def test_images_of_one_call_are_pruned_as_each_alone(loaded: Loaded) -> None:
+    """Whatever their sizes, and whatever order the tower takes them in."""
+    model = loaded.model
+    images = [LARGE, SMALL, LARGE.resize((200, 700)), SMALL]
+    alone = [model.embed(process(model, 7, image))[0] for image in images]
+    for rows, expected in zip(model.embed(process(model, 7, *images)), alone, strict=True):
+        assert torch.allclose(rows, expected, atol=1e-4)
+
+
 def test_prompt_holds_what_is_kept_and_all_text(loaded: Loaded) -> None:
     model = loaded.model
     whole = process(model, "100%", SMALL, LARGE)
