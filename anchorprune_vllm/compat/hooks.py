@@ -239,9 +239,9 @@ HOOKS = (
         "vllm.config:ModelConfig.get_inputs_embeds_size",
     ),
     Hook(
-        "models/general.py",
+        "models/pruned.py",
         "get_language_model",
-        "embeds the words of a question",
+        "embeds the words of a question, and the text of frames that stay",
         "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
     ),
     Hook(
