@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,15 @@ class ByEngine(LoadScopeScheduling):
             return file.partition("::")[0]
         asked = [name for name in (*RUNNERS, EITHER) if name in parameters]
         return f"{named[0]} {runner_of((asked or RUNNERS)[0], named[0])}"
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported by now out of the reach of the garbage collector.
+
+    vLLM collects garbage whenever it loads a model, and would look through all modules each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
