@@ -22,6 +22,7 @@ from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 
 _TILE = 336
 _LAYERS = 2
+_HEAD, _TEXT_HEAD = 64, 128
 _PROMPT = "USER: <image>\nWhat is in the picture? ASSISTANT:"
 
 
@@ -34,11 +35,16 @@ class PeakMemory:
     mebibytes: float
 
 
-def measure_peak_memory(budgets: Sequence[int | str]) -> list[PeakMemory]:
-    """One 672 x 672 picture (a base view and four crops), embedded at each budget."""
+def measure_peak_memory(
+    budgets: Sequence[int | str], *, tower_width: int = 1024, text_width: int = 4096
+) -> list[PeakMemory]:
+    """Measure one 672 x 672 picture (a base view and four crops), embedded at each budget.
+
+    The widths must be multiples of 128; by default they are those of the 7B model.
+    """
     with TemporaryDirectory() as directory:
         scratch = Path(directory)
-        _write_model(scratch / "model")
+        _write_model(scratch / "model", tower_width, text_width)
         dtype = "float16" if torch.cuda.is_available() else "float32"
         with one_rank(scratch):
             model = LocalModel(scratch / "model", load_format="dummy", dtype=dtype)
@@ -57,11 +63,13 @@ def _measure(model: LocalModel, budget: int | str) -> PeakMemory:
     return PeakMemory(budget, len(rows), peak_bytes(call) / 2**20)
 
 
-def _write_model(path: Path) -> None:
-    """Configs and tokenizers of a LLaVA-NeXT-7B with few layers; of weights, only CLIP's."""
+def _write_model(path: Path, tower_width: int, text_width: int) -> None:
+    """Write configs and tokenizers of a LLaVA-NeXT with few layers; of weights, only CLIP's."""
     make_demo_model(path, arch="llava-next", image_size=_TILE)
-    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
-    text = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+    vision = {"hidden_size": tower_width, "intermediate_size": 4 * tower_width}
+    vision["num_attention_heads"] = tower_width // _HEAD
+    heads = text_width // _TEXT_HEAD
+    text = {"hidden_size": text_width, "num_attention_heads": heads, "num_key_value_heads": heads}
     vision["num_hidden_layers"] = text["num_hidden_layers"] = _LAYERS
     edit_json(path / "config.json", vision_config=vision, text_config=text)
     edit_json(path / "clip" / "config.json", vision_config=vision, projection_dim=768)

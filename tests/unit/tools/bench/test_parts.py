@@ -68,7 +68,8 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Meters:
 
 @pytest.mark.filterwarnings("ignore")
 def test_it_measures_a_call_of_the_model(meters: Meters) -> None:
-    assert memory.measure_peak_memory(["100%", 7]) == [
+    found = memory.measure_peak_memory(["100%", 7], tower_width=128, text_width=256)
+    assert found == [
         memory.PeakMemory("100%", 5 * 576 + 48, 1.0),
         memory.PeakMemory(7, 7, 2.0),
     ]
