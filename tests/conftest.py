@@ -49,6 +49,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries whose modules are never freed would complain of leaks at the end
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
     return ByEngine(config, log)
 

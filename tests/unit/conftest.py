@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What vLLM does for each model that it loads, and what costs tests more than the model itself."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.models import registry
 
 
@@ -13,12 +17,13 @@ def inspect_here(model: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def inspect_models_in_this_process() -> Iterator[None]:
-    """Let vLLM find out in this process what a model's class can do.
+def models_load_quickly() -> Iterator[None]:
+    """Inspect the classes of models in this process, and do not collect garbage for each model.
 
-    vLLM asks a process of its own, to keep this one from initializing CUDA, which takes 8 seconds
-    for each class that it has not seen before.
+    vLLM starts a process for a class that it has not seen before, so that this one initializes no
+    CUDA: 8 seconds each. It collects garbage twice per model, to free the memory of large ones.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry._LazyRegisteredModel, "inspect_model_cls", inspect_here)
+        patch.setattr(base_loader, "gc", SimpleNamespace(collect=lambda: 0))
         yield
