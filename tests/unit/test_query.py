@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from re import _constants, _parser
 
 import pytest
@@ -362,29 +363,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_reads_the_users_words(template, tokenizer, case):
-    case, template = CASES[case], TEMPLATES[template]
-    reader = reader_for(tokenizer, template)
-    for ask in (True, False):
-        ids = render(tokenizer_named(tokenizer), template, case.conversation, ask)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_reads_the_users_words(case):
+    for template, tokenizer, ask in product(TEMPLATES, TOKENIZERS, (True, False)):
+        reader = reader_for(tokenizer, TEMPLATES[template])
+        ids = render(tokenizer_named(tokenizer), TEMPLATES[template], case.conversation, ask)
         for scope in SCOPES:
-            assert reader.read(ids, scope) == case.expected(scope), (scope, ask)
+            found = reader.read(ids, scope)
+            assert found == case.expected(scope), (template, tokenizer, scope, ask)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@pytest.mark.parametrize("template", sorted(WITH_SYSTEM))
-def test_the_system_prompt_is_asked_with_where_no_user_has_words_in_time(template, tokenizer, case):
-    case, template = CASES[case], TEMPLATES[template]
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_system_prompt_is_asked_with_where_no_user_has_words_in_time(case):
     system = "You help the user.\nAnswer in French!"
     conversation = [("system", system), *case.conversation]
-    ids = render(tokenizer_named(tokenizer), template, conversation)
-    for scope in SCOPES:
-        found = reader_for(tokenizer, template).read(ids, scope)
-        assert found == case.expected(scope, system), scope
+    for template, tokenizer in product(WITH_SYSTEM, TOKENIZERS):
+        reader = reader_for(tokenizer, TEMPLATES[template])
+        ids = render(tokenizer_named(tokenizer), TEMPLATES[template], conversation)
+        for scope in SCOPES:
+            found = reader.read(ids, scope)
+            assert found == case.expected(scope, system), (template, tokenizer, scope)
 
 
 # --- Random conversations ------------------------------------------------------------------------
