@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from anchorprune_vllm.tools.bench import probes, serve
+from anchorprune_vllm.tools.bench import probes, report, serve
 from anchorprune_vllm.tools.bench.load import KEPT, Load
 from anchorprune_vllm.tools.bench.probes import Stages
 from anchorprune_vllm.tools.bench.serve import Benchmark, flops_of, run_serve
@@ -70,6 +70,13 @@ def wanted(model: Model, tmp_path: Path) -> Benchmark:
     return Benchmark(model, load, [Method("anchorprune")], ["8"], [1, 4], 1, tmp_path, command="me")
 
 
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: a report is written after each measurement, and plots take most of the time."""
+    monkeypatch.setattr(report, "_plot_budgets", lambda results, path: None)
+    monkeypatch.setattr(report, "_plot_concurrencies", lambda results, path: None)
+
+
 UNPRUNED, FREE, OURS = "unpruned", "8 first", "8 anchorprune"
 
 
@@ -87,13 +94,16 @@ def test_all_are_measured_under_each_load(model: Model, wanted: Benchmark, tmp_p
     table = (tmp_path / "table.md").read_text()
     assert table.startswith("# m\n- `me`\n- machine: ")
     assert "3 requests 1 at once, 8 requests 4 at once" in table
+    assert {plot.name for plot in tmp_path.glob("*.png")} == {"budget.png", "concurrency.png"}
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_each_round_begins_with_another(model: Model, wanted: Benchmark) -> None:
     run_serve(replace(wanted, rounds=3, concurrencies=[1]))
     assert model.started == [UNPRUNED, FREE, OURS, FREE, OURS, UNPRUNED, OURS, UNPRUNED, FREE]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_it_goes_on_where_it_was_stopped(model: Model, wanted: Benchmark) -> None:
     model.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
@@ -112,6 +122,7 @@ def test_it_goes_on_where_it_was_stopped(model: Model, wanted: Benchmark) -> Non
     assert model.started == ["16 first", "16 anchorprune"]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_what_is_wrong_is_found_before_a_server_starts(
     model: Model, wanted: Benchmark, tmp_path: Path
 ) -> None:
@@ -132,6 +143,7 @@ def test_what_is_wrong_is_found_before_a_server_starts(
     assert len(stored["measurements"]) == 6
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     ("media", "words"),
     [(Media(8, 6), "4 random words' tokens and a 8x6 picture"), (Media(8, 6, 3), "a 8x6x3 clip")],
