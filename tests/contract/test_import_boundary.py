@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def loaded_by(module: str, candidates: list[str]) -> list[str]:
     program = f"import sys, {module}; print(*[m for m in {candidates} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

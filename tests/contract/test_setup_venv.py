@@ -53,7 +53,6 @@ class SetUp:
             },
             check=True,
             capture_output=True,
-            timeout=60,
         )
         return self.asked.read_text().splitlines()
 

@@ -320,6 +320,5 @@ def test_a_method_is_imported_when_it_is_used():
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.stdout.split() == ["False", "True"], done.stderr

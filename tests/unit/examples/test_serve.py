@@ -103,7 +103,6 @@ def test_make_serve_is_the_script(tmp_path: Path) -> None:
         env=SCRIPT.environment(),
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
