@@ -13,7 +13,7 @@ import pytest
 RUNNERS = ("V1", "V2")
 EITHER = "either"
 """The second runner for the models below, the first for the others."""
-ON_BOTH = ("llava-1.5", "qwen2.5-vl")
+ON_BOTH = ("llava-1.5", "qwen2.5-vl", "qwen3-vl")
 """Models whose tests run on both: Triton's interpreter is slow. The rehearsal has all of them."""
 
 both_runners = pytest.mark.parametrize("runner", RUNNERS, indirect=True)

@@ -12,14 +12,17 @@ from tests.support.reference.base import Reference
 from tests.support.reference.llava import ReferenceLlava, ReferenceLlavaNext
 from tests.support.reference.llava_video import ReferenceLlavaVideo
 from tests.support.reference.onevision import ReferenceOnevision
-from tests.support.reference.qwen import ReferenceQwen
+from tests.support.reference.qwen import ReferenceQwen, ReferenceQwen2_5, ReferenceQwen3
 
-_BY_TYPE = {
+_BY_TYPE: dict[str, type[Reference]] = {
     "llava": ReferenceLlava,
     "llava_next": ReferenceLlavaNext,
     "llava_onevision": ReferenceOnevision,
     "llava_qwen": ReferenceLlavaVideo,
-    "qwen2_5_vl": ReferenceQwen,
+    "qwen2_5_vl": ReferenceQwen2_5,
+    "qwen2_vl": ReferenceQwen,
+    "qwen3_vl": ReferenceQwen3,
+    "qwen3_vl_moe": ReferenceQwen3,
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,47 @@ class Reference(ABC):
         `start`: the prompt begins with the tokenizer's start token. `native`: with the positions
         of the unpruned prompt; default: as the plugin does it for this model.
         """
+        rows, positions = self.pruned_prompt(prompt, media, kept, n, start=start, native=native)
+        return self.greedy(rows, n, positions)
+
+    @torch.inference_mode()
+    def scored_answer(
+        self, prompt: str, media: list[Any], kept: list[list[int]], n: int
+    ) -> list[tuple[int, float]]:
+        """The same, each token with the logarithm of its probability."""
+        rows, positions = self.pruned_prompt(prompt, media, kept, n)
+        return self._scored(rows, n, positions)
+
+    @torch.inference_mode()
+    def layer_inputs(self, prompt: str, media: list[Any], kept: list[list[int]]) -> Tensor:
+        """What enters each layer of the language model, and what leaves it: [layers + 1, T, H]."""
+        rows, positions = self.pruned_prompt(prompt, media, kept, 0)
+        seen: list[Tensor] = []
+        with ExitStack() as hooks:
+            for layer in self.language_model.layers:
+                note = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+                hooks.enter_context(note)
+            states = self.hidden_states(rows, positions)
+        return torch.stack([*seen, states])
+
+    def pruned_prompt(
+        self,
+        prompt: str,
+        media: list[Any],
+        kept: list[list[int]],
+        n: int,
+        *,
+        start: bool = True,
+        native: bool | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings [1, T, H], and positions [C, T + n] of them and of the answer."""
         rows = [
             self._once(item, self.embed)[indices] for item, indices in zip(media, kept, strict=True)
         ]
-        positions = None
+        embeddings = self.embed_prompt(prompt, rows, start=start)
         if self.is_native if native is None else native:
-            positions = self.native_positions(prompt, media, kept, n, start=start)
-        return self.greedy(self.embed_prompt(prompt, rows, start=start), n, positions)
+            return embeddings, self.native_positions(prompt, media, kept, n, start=start)
+        return embeddings, _in_line(embeddings, n)
 
     @torch.inference_mode()
     def answer_with(
@@ -130,15 +164,19 @@ class Reference(ABC):
     def greedy(self, embeddings: Tensor, n: int, positions: Tensor | None = None) -> list[int]:
         """Up to `n` tokens behind [1, T, H]; default positions: one after the other."""
         if positions is None:
-            positions = torch.arange(embeddings.shape[1] + n)[None]
-        answer: list[int] = []
+            positions = _in_line(embeddings, n)
+        return [token for token, _ in self._scored(embeddings, n, positions)]
+
+    def _scored(self, embeddings: Tensor, n: int, positions: Tensor) -> list[tuple[int, float]]:
+        answer: list[tuple[int, float]] = []
         for _ in range(n):
             states = self.hidden_states(embeddings, positions)
-            token = int(self.lm_head(states[-1]).argmax())
-            answer.append(token)
+            score, token = self.lm_head(states[-1]).log_softmax(-1).max(-1)
+            answer.append((int(token), float(score)))
             if token == self.tokenizer.eos_token_id:
                 break
-            embeddings = torch.cat([embeddings, self.embed_words(torch.tensor([[token]]))], dim=1)
+            following = self.embed_words(token[None, None])
+            embeddings = torch.cat([embeddings, following], dim=1)
         return answer
 
     def hidden_states(self, embeddings: Tensor, positions: Tensor) -> Tensor:
@@ -217,6 +255,10 @@ class Reference(ABC):
 
     def _position_ids(self, positions: Tensor) -> Tensor:
         return positions
+
+
+def _in_line(embeddings: Tensor, n: int) -> Tensor:
+    return torch.arange(embeddings.shape[1] + n)[None]
 
 
 def encoder_layers(tower: nn.Module) -> list[nn.Module]:

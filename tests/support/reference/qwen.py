@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2.5-VL."""
+"""Qwen2-VL, Qwen2.5-VL, and Qwen3-VL with DeepStack."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_window_index
 
-from tests.support.reference.base import Reference, is_image
-from tests.support.reference.selection import Tokens, normalised
+from tests.support.reference.base import is_image
+from tests.support.reference.words import WordMatchingReference
 
 
-class ReferenceQwen(Reference):
-    """Units are the frames."""
+class ReferenceQwen(WordMatchingReference):
+    """Qwen2-VL. Units are the frames."""
 
     placeholders = ("<|image_pad|>", "<|video_pad|>")
     is_native = True
-
-    def unpruned(self, media: Any) -> int:
-        return sum(self.unit_sizes(media))
 
     def unit_sizes(self, media: Any) -> list[int]:
         frames, rows, columns = self._preprocess(media)[1].tolist()
@@ -39,17 +39,21 @@ class ReferenceQwen(Reference):
 
     def received_attention(self, media: Any) -> np.ndarray:
         """Mean attention that each visual token gets in the last block with full attention: [N]."""
-        _, weights = self._look_into(media, max(self.model.model.visual.fullatt_block_indexes))
-        return weights.numpy()
+        return self._look_into(media, max(self._full_blocks()))[1].numpy()
 
     def method_signals(self, media: Any) -> tuple[Tensor, Tensor]:
-        visual = self.model.model.visual
-        keys, _ = self._look_into(media, max(visual.fullatt_block_indexes))
-        middle = len(visual.blocks) // 2
-        nearest = sorted(
-            visual.fullatt_block_indexes, key=lambda block: (abs(block - middle), block)
-        )
+        keys, _ = self._look_into(media, max(self._full_blocks()))
+        middle = len(self.model.model.visual.blocks) // 2
+        nearest = sorted(self._full_blocks(), key=lambda block: (abs(block - middle), block))
         return keys, self._look_into(media, nearest[0])[1]
+
+    def _full_blocks(self) -> Sequence[int]:
+        """Blocks of the tower in which all patches of a frame see each other."""
+        return range(len(self.model.model.visual.blocks))
+
+    def _token_order(self, grid: Tensor) -> Tensor:
+        """Which visual token is the n-th in the tower: [N]."""
+        return torch.arange(int(grid.prod()) // 4)
 
     def _look_into(self, media: Any, block: int) -> tuple[Tensor, Tensor]:
         """Of a block's attention, keys [N, heads, head size] and what tokens receive [N].
@@ -59,7 +63,8 @@ class ReferenceQwen(Reference):
         visual = self.model.model.visual
         pixels, grid = self._preprocess(media)
         seen: list[tuple[Tensor, Tensor]] = []
-        eager = modeling_qwen2_5_vl.eager_attention_forward
+        modeling: Any = sys.modules[type(visual).__module__]
+        eager = modeling.eager_attention_forward
 
         def record(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
             output, weights = eager(module, query, key, *args, **kwargs)
@@ -68,39 +73,18 @@ class ReferenceQwen(Reference):
                 seen.append((key[0].transpose(0, 1), weights[0].double().mean(dim=(0, 1))))
             return output, weights
 
-        with patch.object(modeling_qwen2_5_vl, "eager_attention_forward", record):
+        with patch.object(modeling, "eager_attention_forward", record):
             visual(pixels, grid_thw=grid[None])
-        order, _ = get_vision_window_index(
-            grid[None], visual.spatial_merge_size, visual.window_size, visual.patch_size
-        )
+        order = self._token_order(grid)
 
         def of_tokens(patches: Tensor) -> Tensor:
-            in_windows = patches.unflatten(0, (-1, 4)).mean(1)
-            tokens = torch.empty_like(in_windows)
-            tokens[torch.as_tensor(order)] = in_windows
+            in_tower = patches.unflatten(0, (-1, 4)).mean(1)
+            tokens = torch.empty_like(in_tower)
+            tokens[order] = in_tower
             return tokens
 
         keys, received = zip(*seen, strict=True)
         return of_tokens(torch.cat(keys)), of_tokens(torch.cat(received))
-
-    def _tokens(self, media: Any) -> Tokens:
-        features = normalised(self.embed(media).double().numpy())
-        sizes = self.unit_sizes(media)
-        return Tokens(
-            importance=self.received_attention(media),
-            features=features,
-            context=features,
-            units=np.repeat(np.arange(len(sizes)), sizes),
-        )
-
-    def _relevance(self, tokens: Tokens, question: str) -> np.ndarray:
-        return self._matches(tokens, question).max(axis=1)
-
-    def _matches(self, tokens: Tokens, question: str) -> np.ndarray:
-        """Cosines [N, words]."""
-        ids = self.tokenizer(question, add_special_tokens=False).input_ids
-        words = self.model.get_input_embeddings()(torch.tensor(ids)).double().numpy()
-        return tokens.features @ normalised(words).T
 
     def embed(self, media: Any) -> Tensor:
         pixels, grid = self._preprocess(media)
@@ -143,9 +127,56 @@ class ReferenceQwen(Reference):
             torch.tensor([[{image: 1, video: 2}.get(token, 0) for token in ids]]),
             image_grid_thw=torch.stack(grids[True]) if grids[True] else None,
             video_grid_thw=torch.stack(grids[False]) if grids[False] else None,
-            second_per_grid_ts=torch.tensor(seconds) if seconds else None,
+            second_per_grid_ts=torch.tensor(seconds) if seconds else None,  # Qwen2.5-VL's alone
         )
         return positions[:, 0]
 
     def _position_ids(self, positions: Tensor) -> Tensor:
         return positions.expand(3, -1)[:, None]  # [3, batch, tokens]
+
+
+class ReferenceQwen2_5(ReferenceQwen):
+    """Most blocks of the tower see windows, in whose order its tokens lie."""
+
+    def _full_blocks(self) -> Sequence[int]:
+        return self.model.model.visual.fullatt_block_indexes
+
+    def _token_order(self, grid: Tensor) -> Tensor:
+        visual = self.model.model.visual
+        order, _ = get_vision_window_index(
+            grid[None], visual.spatial_merge_size, visual.window_size, visual.patch_size
+        )
+        return torch.as_tensor(order)
+
+
+class ReferenceQwen3(ReferenceQwen):
+    """With DeepStack: rows of some of the tower's blocks are added behind the first layers.
+
+    They lie behind the columns of the token itself, level by level; words have zeros there.
+    """
+
+    def _load(self, model: Path) -> None:
+        super()._load(model)
+        embed_words = self.embed_words
+        self.width = embed_words.embedding_dim
+        self.levels = len(self.model.model.visual.deepstack_merger_list)
+        self.embed_words = lambda ids: F.pad(embed_words(ids), (0, self.levels * self.width))
+
+    def embed(self, media: Any) -> Tensor:
+        pixels, grid = self._preprocess(media)
+        output = self.model.model.visual(pixels, grid_thw=grid[None])
+        return torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
+
+    def _rows(self, media: Any) -> Tensor:
+        return self.embed(media)[:, : self.width]
+
+    def hidden_states(self, embeddings: Tensor, positions: Tensor) -> Tensor:
+        tokens, *levels = embeddings.split(self.width, dim=2)
+        is_visual = embeddings[..., self.width :].any(2)
+        output = self.language_model(
+            inputs_embeds=tokens,
+            position_ids=self._position_ids(positions[:, : embeddings.shape[1]]),
+            visual_pos_masks=is_visual,
+            deepstack_visual_embeds=[level[is_visual] for level in levels],
+        )
+        return output.last_hidden_state[0]
