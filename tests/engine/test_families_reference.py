@@ -26,7 +26,7 @@ from tests.support.reference import Reference
 from tests.support.runners import both_runners, engine_on, runners_in_turn
 from tests.support.seen_positions import seen_positions, watch_positions
 
-FAMILIES = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl")
+FAMILIES = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "internvl", "gemma3")
 BUDGETS = (5, 12, "25%")
 TOKENS = 8
 TOLERANCE = 1e-3
@@ -37,7 +37,9 @@ families = pytest.mark.parametrize("any_model", FAMILIES, indirect=True)
 
 @pytest.fixture(scope="module")
 def served(any_model: Path, runner: str) -> Iterator[LLM]:
-    options = {"max_model_len": 2048, "max_num_batched_tokens": 96}
+    # Of Gemma's images, whose tokens see each other, vLLM cuts none between steps.
+    step = 512 if any_model.parent.name == "gemma3" else 96
+    options = {"max_model_len": 2048, "max_num_batched_tokens": step}
     with groups_with_experts(), engine_on(runner, any_model, 12, **options) as llm:
         watch(llm)
         watch_positions(llm)
@@ -53,6 +55,11 @@ def groups_with_experts() -> Iterator[None]:
         yield
 
 
+def prompt_for(question: str, images: int) -> str:
+    # Without the line's end: behind it vLLM does not find an image of Gemma's.
+    return prompt_of(question, images).replace("\n", "")
+
+
 def pictures(seed: int, count: int) -> list[Image.Image]:
     return [picture(seed + number, SHAPES[number]) for number in range(count)]
 
@@ -63,6 +70,7 @@ def ask(llm: LLM, question: str, images: list[Image.Image], budget: int | str, t
     for forget in (seen, seen_positions, seen_layers):
         forget(llm)
     asked = request(question, *images, override={"budget": budget})
+    asked["prompt"] = prompt_for(question, len(images))
     params = SamplingParams(temperature=0, max_tokens=tokens, logprobs=1)
     (output,) = generate(llm, asked, params=params)
     return output, seen(llm).kept
@@ -86,7 +94,7 @@ def test_keeps_and_answers_as_the_reference(
         assert kept == [
             reference.kept(image, question, number_of(reference, image, budget)) for image in media
         ]
-        prompt = prompt_of(question, images)
+        prompt = prompt_for(question, images)
         expected = reference.scored_answer(prompt, media, kept, TOKENS)
         answer = output.outputs[0]
         assert list(answer.token_ids) == [token for token, _ in expected]
@@ -103,5 +111,5 @@ def test_layers_get_what_they_get_in_transformers(served: LLM, reference: Refere
     """DeepStack's levels too, each of which is added behind a layer of its own."""
     media, question = pictures(30, 2), QUESTIONS[0]
     _, kept = ask(served, question, media, 12, 1)
-    expected = reference.layer_inputs(prompt_of(question, 2), media, kept)
+    expected = reference.layer_inputs(prompt_for(question, 2), media, kept)
     torch.testing.assert_close(seen_layers(served), expected, atol=TOLERANCE, rtol=TOLERANCE)

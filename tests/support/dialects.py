@@ -10,6 +10,13 @@ import re
 
 from transformers import PreTrainedTokenizerBase
 
+_MEDIA = {
+    "<|image_pad|>": "<|vision_start|><|{}_pad|><|vision_end|>",
+    "<start_of_image>": "<start_of_image>",
+    "<IMG_CONTEXT>": "<IMG_CONTEXT>",
+}
+"""What stands for an image or a video, in a vocabulary that has such a token."""
+
 
 def prompt_of(question: str, images: int = 1, videos: int = 0) -> str:
     """A prompt of one turn, media first."""
@@ -21,7 +28,7 @@ def in_dialect(prompt: str, tokenizer: PreTrainedTokenizerBase) -> str:
     tokens = tokenizer.get_vocab()
     if "<|im_start|>" not in tokens or not prompt.startswith("USER:"):
         return prompt
-    media = "<|vision_start|><|{}_pad|><|vision_end|>" if "<|image_pad|>" in tokens else "<{}>"
+    media = next((written for token, written in _MEDIA.items() if token in tokens), "<{}>")
     return _to_chatml(prompt, media)
 
 

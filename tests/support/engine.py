@@ -133,7 +133,11 @@ def _watch(worker: Any) -> None:
     record = worker.anchorprune_seen = Seen()
     model = worker.model_runner.model
     tower = model.vision_tower if hasattr(model, "vision_tower") else model.visual
-    tower.register_forward_pre_hook(lambda module, args: record.tower_batches.append(len(args[0])))
+
+    def record_batch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        record.tower_batches.append(len([*args, *kwargs.values()][0]))
+
+    tower.register_forward_pre_hook(record_batch, with_kwargs=True)
     if model._pruner is None:
         return
     embed, selections = model._pruner.embed, record_selections(model._pruner)

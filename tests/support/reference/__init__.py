@@ -13,8 +13,11 @@ from tests.support.reference.llava import ReferenceLlava, ReferenceLlavaNext
 from tests.support.reference.llava_video import ReferenceLlavaVideo
 from tests.support.reference.onevision import ReferenceOnevision
 from tests.support.reference.qwen import ReferenceQwen, ReferenceQwen2_5, ReferenceQwen3
+from tests.support.reference.tiles import ReferenceGemma3, ReferenceInternVL
 
 _BY_TYPE: dict[str, type[Reference]] = {
+    "gemma3": ReferenceGemma3,
+    "internvl": ReferenceInternVL,
     "llava": ReferenceLlava,
     "llava_next": ReferenceLlavaNext,
     "llava_onevision": ReferenceOnevision,
