@@ -56,6 +56,13 @@ def family_of(architecture: str) -> type[Any]:
     return Family if point is None else _load(point, Family)
 
 
+def packages_of_families() -> dict[str, str]:
+    """Return the packages of others that bring a family, by architecture."""
+    return {
+        name: point.dist.name if point.dist else point.value for name, point in _installed().items()
+    }
+
+
 def _load(point: EntryPoint, base: type) -> Any:
     where = f"the family {point.value} of {point.name} (entry point group {ENTRY_POINTS}"
     where += f", package {point.dist.name})" if point.dist else ")"
