@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from vllm import LLM
+from vllm.model_executor.models import registry
 
 from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.architectures.record import Level, Outcome, Trial
@@ -115,7 +117,12 @@ class Engine:
                 "video": int(bool(checkpoint.video)),
             },
         }
-        with make_engine(checkpoint.path, budget, **options, **checkpoint.options, **own) as llm:
+        with (
+            # vLLM looks at each class in a process of its own, so as not to touch a GPU, and that
+            # takes longer than the rest of the trial.
+            patch.object(registry, "_run_in_subprocess", lambda look: look()),
+            make_engine(checkpoint.path, budget, **options, **checkpoint.options, **own) as llm,
+        ):
             yield cls(llm, checkpoint)
 
     def ask(self, asked: str, budget: int | str | None = None) -> Answer:
