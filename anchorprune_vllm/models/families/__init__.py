@@ -29,6 +29,7 @@ FAMILIES = {
     "InternS1ForConditionalGeneration": _INTERNVL,
     "InternVLChatModel": _INTERNVL,
     "InternVLForConditionalGeneration": _INTERNVL,
+    "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
