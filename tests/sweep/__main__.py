@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import transformers
 import vllm
 
+from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.architectures.record import (
     RECORD,
     Architecture,
@@ -134,21 +135,24 @@ def _all_trials(results: Path) -> list[Trial]:
 def make_record(trials: Sequence[Trial]) -> Record:
     """Return the record of a whole sweep."""
     tried = {trial.architecture for trial in trials}
+    can_be_made = {describe_family(name).architecture_name for name in FAMILIES}
     found = installed_architectures({})
     return Record(
         vllm=vllm.__version__,
         architectures={
-            name: architecture if name in tried else _untried(name, architecture)
+            name: architecture if name in tried else _untried(name, architecture, can_be_made)
             for name, architecture in found.items()
         },
         trials=trials,
     )
 
 
-def _untried(name: str, found: Architecture) -> Architecture:
+def _untried(name: str, found: Architecture, can_be_made: Container[str]) -> Architecture:
     """Say why there is no trial of an architecture that sees."""
     if not found.media or found.refused or found.untried:
         return found
+    if name in can_be_made:
+        return replace(found, untried="its tiny checkpoint was not tried yet")
     why = "no tiny checkpoint yet"
     if not hasattr(transformers, name):
         why += ": transformers has no class of this name to make one with"

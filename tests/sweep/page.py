@@ -48,7 +48,7 @@ this page describes.
 
 To refuse all that is not full: `--anchorprune-config '{{"level": "full"}}'`.
 
-| architecture | sees | level | stated by | tested | why not |
+| architecture | sees | level | stated by | tested | remarks |
 |---|---|---|---|---|---|
 """
 

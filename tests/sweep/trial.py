@@ -60,7 +60,7 @@ class Checkpoint:
     """The most in a prompt."""
     video: str
     """A question about a video, as the model's template would write it; empty: it takes none."""
-    options: Mapping[str, Any]
+    options: dict[str, Any]
     """Of the engine."""
 
     @property
@@ -82,7 +82,7 @@ def write_checkpoint(name: str, path: Path) -> Checkpoint:
             described.architecture_name,
             getattr(described, "max_images", None) or MOST_IMAGES,
             turn if video else "",
-            described.engine_arguments,
+            {**described.engine_arguments},
         )
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     takes_videos = any(key.startswith("video_token_i") for key in config)
@@ -164,8 +164,12 @@ def try_checkpoint(name: str, directory: Path) -> Iterator[Trial]:
     found = Trial(name, checkpoint.architecture, "begun")
     yield found
     try:
-        with Engine.start(checkpoint, None) as engine:
-            unpruned = {asked: engine.ask_and_look(asked) for asked in checkpoint.asks}
+        unpruned, is_steady = ask_unpruned(checkpoint)
+        if not is_steady:
+            why = "vLLM's own answers change with its prefix cache: tried without"
+            found = replace(found, why=why)
+            checkpoint.options |= {"enable_prefix_caching": False}
+            unpruned, _ = ask_unpruned(checkpoint)
     except Exception as error:
         yield replace(found, outcome="unserved", why=in_one_line(error))
         return
@@ -175,6 +179,14 @@ def try_checkpoint(name: str, directory: Path) -> Iterator[Trial]:
     except Exception as error:
         outcome: Outcome = "refused" if "anchorprune: " in str(error) else "failed"
         yield replace(found, outcome=outcome, why=in_one_line(error))
+
+
+def ask_unpruned(checkpoint: Checkpoint) -> tuple[dict[str, Asked], bool]:
+    """Return vLLM's own answers, and whether it gives them again with what is in its caches."""
+    with Engine.start(checkpoint, None) as engine:
+        cold = {asked: engine.ask_and_look(asked) for asked in checkpoint.asks}
+        again = {asked: engine.ask(asked) for asked in reversed(checkpoint.asks)}
+    return cold, all(again[asked].equals(cold[asked].answer) for asked in cold)
 
 
 def compare(found: Trial, engine: Engine, unpruned: Mapping[str, Asked]) -> Trial:

@@ -41,7 +41,7 @@ def _models(args: argparse.Namespace) -> None:
         print(json.dumps(versions | {"models": [asdict(row) for row in rows]}, indent=2))
         return
     table = Table()
-    for title in ("architecture", "sees", "level", "stated by", "tested", "why not"):
+    for title in ("architecture", "sees", "level", "stated by", "tested", "remarks"):
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*asdict(row).values(), style=_COLOURS[row.level])

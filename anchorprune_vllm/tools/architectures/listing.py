@@ -23,7 +23,7 @@ class Row:
     """What tells the adapter about the model's tower."""
     tested: str
     why: str
-    """Why it is refused, or was not tried."""
+    """Why it is refused or was not tried, or what was odd when it was."""
 
 
 def make_rows(architectures: Mapping[str, Architecture], record: Record) -> list[Row]:
@@ -44,7 +44,7 @@ def make_rows(architectures: Mapping[str, Architecture], record: Record) -> list
 def _make_row(name: str, found: Architecture, trials: Sequence[Trial], package: str | None) -> Row:
     level, stated_by = _level(name, found, trials, package)
     why = [found.refused] if found.refused else []
-    why += [_reason(trial) for trial in trials if trial.outcome != "equal"]
+    why += [_reason(trial) for trial in trials if trial.outcome != "equal" or trial.why]
     if not trials and not found.refused:
         why.append(found.untried or "no tiny checkpoint yet")
     media = ", ".join(found.media)
@@ -79,7 +79,7 @@ def _tested(name: str, trials: Sequence[Trial]) -> str:
 
 
 def _reason(trial: Trial) -> str:
-    """Return in words why a trial is not equal."""
+    """Return in words why a trial is not equal, or what its error or remark was."""
     failed = [name for name, held in trial.checks.items() if not held]
-    told = trial.why or f"unequal: {', '.join(failed)}"
-    return f"{trial.checkpoint} {trial.outcome}: {told}" if trial.why else told
+    told = "; ".join(filter(None, [", ".join(failed), trial.why]))
+    return f"{trial.checkpoint} {trial.outcome}: {told}"

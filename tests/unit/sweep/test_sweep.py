@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +21,43 @@ from tests.sweep.trial import Asked, Item, are_positions_kept, is_counted
 BEGUN = Trial("tiny", "Tiny", "begun")
 
 
-@pytest.fixture
-def trial_program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace what a trial's process runs; `out` is the file that it is to write."""
-    start = sweep.subprocess.Popen
-
-    def use(code: str) -> None:
-        def popen(command: list[str], **options: Any) -> Any:
-            preface = f"import os, time; out = {command[-1]!r}; begun = {asdict(BEGUN)!r}\n"
-            return start([sys.executable, "-c", preface + code], **options)
-
-        monkeypatch.setattr(sweep.subprocess, "Popen", popen)
-
-    return use
+def ends(name: str, directory: Path) -> Iterator[Trial]:
+    yield replace(BEGUN, outcome="equal")
 
 
-WRITE = "import json; open(out, 'w').write(json.dumps(begun))\n"
+def dies(name: str, directory: Path) -> Iterator[Trial]:
+    yield BEGUN
+    os.abort()
+
+
+def hangs(name: str, directory: Path) -> Iterator[Trial]:
+    yield BEGUN
+    time.sleep(600)
+
+
+def cannot_be_made(name: str, directory: Path) -> Iterator[Trial]:
+    raise ValueError(f"no {name} here")
+    yield BEGUN
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome", "why"),
+    ("what", "outcome", "why"),
     [
-        (WRITE + "os.abort()", "failed", "its process ended with -6"),
-        (WRITE + "time.sleep(600)", "timed out", "no result after 5 s"),
-        (WRITE.replace("(begun)", "(begun | {'outcome': 'equal'})"), "equal", ""),
-        ("os._exit(3)", "failed", "its process ended with 3"),
+        (ends, "equal", ""),
+        (dies, "failed", "its process ended with -6"),
+        (hangs, "timed out", "no result after 5 s"),
+        (cannot_be_made, "failed", "its process ended with 1"),
     ],
 )
 def test_what_becomes_of_a_process_is_a_trial(
-    code: str, outcome: str, why: str, trial_program: Any, tmp_path: Path
+    what: Any, outcome: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trial_program(code)
+    monkeypatch.setattr(sweep, "try_checkpoint", what)
     trial = sweep.run_trial("tiny", tmp_path, time_limit=5)
     assert (trial.checkpoint, trial.outcome, trial.why) == ("tiny", outcome, why)
 
 
-def test_a_sweep_goes_on_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried: list[str] = []
 
     def run_trial(name: str, results: Path, time_limit: float) -> Trial:
@@ -67,17 +68,18 @@ def test_a_sweep_goes_on_where_it_was(
     monkeypatch.setattr(sweep, "run_trial", run_trial)
     monkeypatch.setattr(sweep, "CHECKPOINTS", ("one", "two"))
     monkeypatch.setattr(sweep, "write_record", written.append)
+    monkeypatch.setattr(sweep, "RECORD", tmp_path / "none yet")
     monkeypatch.setattr(sweep, "write_page", lambda record: None)
     options = ["--directory", str(tmp_path)]
     sweep.main(["one", *options])
-    assert "left to be tried: two" in capsys.readouterr().out
-    assert not written
     sweep.main(["one", "two", *options])
     assert tried == ["one", "two"]
-    (record,) = written
+    first, record = written
+    assert [trial.checkpoint for trial in first.trials] == ["one"]
     assert [trial.checkpoint for trial in record.trials] == ["one", "two"]
     assert record.architectures["AriaForConditionalGeneration"].untried == ""
     assert "no tiny checkpoint" in record.architectures["Phi3VForCausalLM"].untried
+    assert "not tried yet" in record.architectures["Gemma3ForConditionalGeneration"].untried
     sweep.main(["one", "--again", *options])
     assert tried == ["one", "two", "one"]
 
