@@ -42,8 +42,15 @@ Matching = Literal["max", "mean"]
 """Of a visual token's similarities to the words of the question, which is its relevance."""
 MATCHINGS: tuple[Matching, ...] = get_args(Matching)
 
-# Budget and query are in an item's identity by themselves; the caches' sizes decide nothing.
-_NOT_IN_FINGERPRINT = ("budget", "video_budget", "query", "feature_cache_mb", "pixel_cache_mb")
+Level = Literal["any", "full"]
+"""Which models are served: all that can be, or only those whose vision tower gives importance."""
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+# Budget and query are in an item's identity by themselves; the others decide nothing.
+_NOT_IN_FINGERPRINT = (
+    *("budget", "video_budget", "query"),
+    *("feature_cache_mb", "pixel_cache_mb", "level"),
+)
 
 _WITH_A_QUESTION_ALONE = ("similarity", "matching")
 _ANCHORPRUNE_ALONE = ("tau", "patience", "min_anchor", "max_anchor_ratio", "stage2", "order")
@@ -70,6 +77,7 @@ class PruneConfig:
     order: Order = "native"
     similarity: Similarity = "negated"
     matching: Matching = "max"
+    level: Level = "any"
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of a method other than AnchorPrune, whose own are the fields above."""
 
@@ -83,6 +91,7 @@ class PruneConfig:
         check_choice("order", self.order, ORDERS)
         check_choice("similarity", self.similarity, SIMILARITIES)
         check_choice("matching", self.matching, MATCHINGS)
+        check_choice("level", self.level, LEVELS)
         self._check_options()
         if self.positions is not None:
             check_choice("positions", self.positions, POSITIONS)

@@ -113,6 +113,8 @@ class PruningProcessor(BaseMultiModalProcessor):
             target: Any = update.target
             if isinstance(target, str):
                 target = self.info.get_tokenizer().encode(target, add_special_tokens=False)
+            elif not isinstance(target, Sequence):  # a place: before all text, as BLIP-2's
+                target = ()
             targets[update.modality] = list(target)
         # Some processors tell of a modality only where there are items of it (Gemma 4's).
         for modality, token in media_token_ids(self.info.get_hf_config()).items():
@@ -186,6 +188,8 @@ class PruningProcessor(BaseMultiModalProcessor):
             ):
                 continue  # sounds, or the client's own embeddings: passed on as given
             found = words.get(modality, [])
+            if modality in self._query_reader.at_start:
+                found = found * len(items)
             if query is not None and query not in SCOPES:
                 found = [query] * len(items)
             if not self._asks:

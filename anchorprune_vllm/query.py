@@ -47,7 +47,8 @@ class QueryReader:
     """Reads the query of every media placeholder of a prompt.
 
     `targets` maps each modality to the ids of its placeholder, which the prompt holds once per
-    item. Without a `chat_template`, or with one whose markers cannot be learnt, the whole text of a
+    item; no ids: items have no placeholder, but stand before all text, and share one query.
+    Without a `chat_template`, or with one whose markers cannot be learnt, the whole text of a
     prompt is its query.
     """
 
@@ -60,6 +61,7 @@ class QueryReader:
                 "cannot be told apart. Give each its own."
             )
         self._targets = targets
+        self.at_start = [modality for modality, tokens in targets.items() if not tokens]
         self._decode = _decoder(tokenizer)
         self._markers = _learn(tokenizer, chat_template)
 
@@ -78,7 +80,8 @@ class QueryReader:
         """
         if scope not in SCOPES:
             raise ValueError(f"query scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
-        places = find_targets(prompt_ids, self._targets)
+        at_start = [(modality, 0, 0) for modality in self.at_start]
+        places = [*at_start, *find_targets(prompt_ids, self._targets)]
         queries: dict[str, list[str]] = {modality: [] for modality in self._targets}
         spans = [(start, end) for _, start, end in places]
         found = self._find(prompt_ids, spans, scope) if places and scope != "none" else []

@@ -36,6 +36,13 @@ def warm_up_without_profiling(
     JitWarmupRegistry.register(_PrunedWay(pruner, embed, vllm_config))
 
 
+def warm_up_now(model: Any, vllm_config: VllmConfig) -> None:
+    """Run the pruned way of a loaded model, where vLLM neither profiles nor warms kernels up."""
+    way = _PrunedWay(model._pruner, model.embed_multimodal, vllm_config)
+    for key in way.get_warmup_keys():
+        way.compile(key)
+
+
 class _PrunedWay(VllmJitKernel[None]):
     """All kernels between vision tower and language model, compiled by running them."""
 

@@ -47,6 +47,8 @@ class GeneralModel(Family, PrunedModel):
 
     modalities = MODALITIES
     has_mrope: bool
+    must_be_full = False
+    """Whether the reduced level is refused, which must be known before the server is ready."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
@@ -84,6 +86,11 @@ class GeneralModel(Family, PrunedModel):
                 f"anchorprune: positions of the client's own embeddings are not known for {name}; "
                 "leave out --enable-mm-embeds"
             )
+        if config.level == "full" and model_config.multimodal_config.skip_mm_profiling:
+            raise ValueError(
+                f"anchorprune: the setting level is 'full', and whether {name} is served at the "
+                "full level is found out when vLLM profiles it; leave out --skip-mm-profiling"
+            )
         if getattr(model_config.multimodal_config, "mm_encoder_tp_mode", None) == "data":
             raise ValueError(
                 "anchorprune: the attention of a data-parallel vision tower cannot be looked into "
@@ -96,6 +103,7 @@ class GeneralModel(Family, PrunedModel):
             # They would bypass `embed_multimodal`, and so the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
+        self.must_be_full = config.level == "full" and "importance" in self.needs
         device = vllm_config.device_config.device
         capacity = config.feature_cache_mb * 2**20
         self._make_cache = partial(FeatureCache, capacity, _CACHE_PAGE, device=device)
@@ -143,16 +151,26 @@ class GeneralModel(Family, PrunedModel):
         if "importance" in self.needs:
             self.tower_importance.learn([tokens], lambda: media.candidate_rows(tokens, run()))
             if self.tower_importance.order is None:
-                logger.warning_once(
-                    "AnchorPrune: %s is pruned at the reduced level: it is not known which tokens "
-                    "of its vision tower make up a row, so importance comes from the rows",
-                    name,
-                )
+                self._serve_reduced(name)
         wide = {"hidden": ((rows.shape[1],), rows.dtype)}
         layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
         self._pruner.use_cache(self._make_cache(layout))
         self._is_known = True
+
+    def _serve_reduced(self, name: str) -> None:
+        """Warn of importance that does not come from the tower, or refuse it."""
+        found = (
+            f"{name} is pruned at the reduced level: it is not known which tokens of its vision "
+            "tower make up a row, so importance comes from the rows"
+        )
+        if self.must_be_full:
+            raise ValueError(
+                f"anchorprune: {found}; the setting level is 'full', which refuses that: set it to "
+                "'any', have a family state the order (docs/your-own-model.md), choose a method "
+                "without importance such as divprune, or leave out --anchorprune-budget"
+            )
+        logger.warning_once("AnchorPrune: %s", found)
 
     def embed_unpruned(self, **kwargs: Any) -> Sequence[Tensor]:
         """The model's own rows of each item."""

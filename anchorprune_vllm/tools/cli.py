@@ -13,6 +13,7 @@ from typing import Any
 
 from anchorprune_vllm import __version__
 from anchorprune_vllm.testing.tiny_models import FAMILIES
+from anchorprune_vllm.tools.architectures.command import add_models
 from anchorprune_vllm.tools.arguments import PREFIX, Parser, add_budgets, positive
 from anchorprune_vllm.tools.bench.command import add_bench
 from anchorprune_vllm.tools.check.command import add_check
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
+    add_models(commands)
     add_check(commands)
     add_bench(commands)
     add_eval(commands)

@@ -5,62 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from PIL import Image
-from vllm import LLM, SamplingParams
+from vllm import LLM
 
 from anchorprune_vllm.tools.demo_model import make_demo_model
+from tests.support.asking import ASKED, Answer, ask
 from tests.support.engine import forget_everything, make_engine
-from tests.support.pictures import picture
 
 FAMILIES = ("qwen3-vl", "glm-4v", "gemma3", "mistral3", "idefics3", "internvl")
 """M-RoPE with and without DeepStack, text around an image, row ends, tags of tiles, and tiles in
 one run."""
-ANSWER = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
-SMALL, LARGE = picture(1, (300, 200)), picture(2, (700, 500))
-TOLERANCE = 1e-3
-
-
-def message(*parts: str | Image.Image) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_pil", "image_pil": part}
-        for part in parts
-    ]
-    return [{"role": "user", "content": content}]
-
-
-ASKED = {
-    "one": message(SMALL, "What color is the circle?"),
-    "two": message(SMALL, LARGE, "Where is the red square?"),
-    "words between": message(SMALL, "What?", LARGE),
-    "same image, other words": message(SMALL, "How many are there?"),
-    "none": message("What is this?"),
-}
-
-
-class Answer(NamedTuple):
-    prompt: int
-    tokens: list[int]
-    logprobs: list[float]
-
-    def equals(self, other: Answer) -> bool:
-        return self[:2] == other[:2] and self.logprobs == pytest.approx(
-            other.logprobs, abs=TOLERANCE
-        )
-
-
-def ask(llm: LLM, asked: str, budget: int | str | None = None) -> Answer:
-    override = (
-        {} if budget is None else {"mm_processor_kwargs": {"anchorprune": {"budget": budget}}}
-    )
-    (output,) = llm.chat([ASKED[asked]], ANSWER, use_tqdm=False, **override)
-    answer = output.outputs[0]
-    best = [max(token.logprob for token in each.values()) for each in answer.logprobs]
-    return Answer(len(output.prompt_token_ids), list(answer.token_ids), best)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -118,3 +74,25 @@ def test_warm_answers_are_cold_ones(pruned: LLM) -> None:
         cold[each] = ask(pruned, *each)
     for each in [*wanted, *reversed(wanted)]:
         assert ask(pruned, *each).equals(cold[each]), each
+
+
+def test_the_reduced_level_can_be_refused_before_the_engine_is_ready(tmp_path: Path) -> None:
+    make_demo_model(tmp_path / "model", arch="granite4-vision")
+    words = r"reduced level: .* the setting level is 'full', .* set it to 'any'"
+    with (
+        pytest.raises(ValueError, match=words),
+        make_engine(tmp_path / "model", 12, settings={"level": "full"}, max_model_len=2048),
+    ):
+        pass
+
+
+def test_the_full_level_is_not_refused(tmp_path: Path) -> None:
+    make_demo_model(tmp_path / "model", arch="cohere2-vision")  # whose order is found at load
+    with make_engine(
+        tmp_path / "model", 12, settings={"level": "full"}, max_model_len=2048
+    ) as engine:
+        engine.collective_rpc(assert_order_is_known)
+
+
+def assert_order_is_known(worker: Any) -> None:
+    assert worker.model_runner.model.tower_importance.order is not None

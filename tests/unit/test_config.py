@@ -45,6 +45,7 @@ def test_video_budget_is_for_videos_alone() -> None:
         ({"query": "last"}, True),
         ({"feature_cache_mb": 1}, True),
         ({"pixel_cache_mb": 1}, True),
+        ({"level": "full"}, True),
     ],
 )
 def test_fingerprint(change: dict[str, object], same: bool) -> None:
@@ -71,6 +72,7 @@ def test_fingerprint(change: dict[str, object], same: bool) -> None:
         ({"budget": 8, "max_anchor_ratio": 1.1}, "max_anchor_ratio must be a number above 0"),
         ({"budget": 8, "max_anchor_ratio": 0}, "max_anchor_ratio must be a number above 0 and up"),
         ({"budget": 8, "feature_cache_mb": -1}, "feature_cache_mb must be a whole number of at"),
+        ({"budget": 8, "level": "half"}, "level must be one of any, full, got 'half'"),
         ({"budget": 8, "text_encoder": ""}, "text_encoder must be a hub id or a local path"),
     ],
 )

@@ -233,6 +233,7 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
         ({}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
         ({"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
         ({"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
+        ({"skip_mm_profiling": True}, {"level": "full"}, "leave out --skip-mm-profiling"),
     ],
 )
 def test_what_the_general_level_lacks(

@@ -29,6 +29,7 @@ FAMILIES = {
     "InternS1ForConditionalGeneration": _INTERNVL,
     "InternVLChatModel": _INTERNVL,
     "InternVLForConditionalGeneration": _INTERNVL,
+    "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
@@ -54,6 +55,13 @@ def family_of(architecture: str) -> type[Any]:
         return getattr(import_module(module), name)
     point = _installed().get(architecture)
     return Family if point is None else _load(point, Family)
+
+
+def packages_of_families() -> dict[str, str]:
+    """Return the packages of others that bring a family, by architecture."""
+    return {
+        name: point.dist.name if point.dist else point.value for name, point in _installed().items()
+    }
 
 
 def _load(point: EntryPoint, base: type) -> Any:

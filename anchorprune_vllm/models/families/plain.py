@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families whose prompts tell all about their units, and which state the order of their towers."""
+"""Families that need few words: they state the order of their towers, and one where rows end."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.plan import MediaTokens
 
 
 class Consecutive(Family):
@@ -29,6 +33,22 @@ class Raster(Family):
 
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "none", "raster", ratio)
+
+
+class UnbrokenRaster(Raster):
+    """The same, where nothing ends a row of the prompt, and the pixels say how long it is.
+
+    LightOnOCR's.
+    """
+
+    @classmethod
+    def units(
+        cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        pixels: Any = item["pixel_values"].data
+        side = hf_config.vision_config.patch_size * hf_config.spatial_merge_size
+        size = layout.embeddings
+        return MediaTokens(size, (size,), (pixels.shape[-1] // side,))
 
 
 class ExpandedRaster(Raster):

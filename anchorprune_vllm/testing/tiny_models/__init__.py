@@ -48,6 +48,10 @@ FAMILIES = {
     "intern-s1": "internvl:intern_s1",
     "skywork-r1v": "internvl_chat:skywork_r1v",
     "qwen2.5-omni": "qwen_omni:qwen2_5_omni",
+    "qwen2.5-omni-generation": "qwen_omni:qwen2_5_omni_generation",
+    "qwen3-omni-moe": "qwen_omni:qwen3_omni_moe",
+    "minicpm-v-4.7": "minicpm_v:minicpm_v_4_7",
+    "h2ovl": "internvl_chat:h2ovl",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

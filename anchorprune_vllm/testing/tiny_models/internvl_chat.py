@@ -35,6 +35,16 @@ def skywork_r1v() -> Checkpoint:
     return _checkpoint(architecture="SkyworkR1VChatModel")
 
 
+def h2ovl() -> Checkpoint:
+    """Describe a model that may cut an image into tiles twice, and here does not.
+
+    With `use_msac`, an image has more tiles alone in its prompt than among others, and vLLM's
+    encoder cache takes the one for the other.
+    """
+    config = _hub_config() | {"use_msac": False}
+    return _checkpoint(architecture="H2OVLChatModel", config_json=config)
+
+
 def qianfan_ocr() -> Checkpoint:
     return _checkpoint()
 
@@ -61,8 +71,7 @@ def _checkpoint(**others: Any) -> Checkpoint:
         image="<image>\n",
         visual_tokens=(112, 112),
         hub_names={"language_model.model.encoder.": "language_model.model."},
-        config_json=_hub_config(),
-        **others,
+        **{"config_json": _hub_config()} | others,
     )
 
 

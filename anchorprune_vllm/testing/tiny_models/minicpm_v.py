@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MiniCPM-V 4.6: an image and its slices, on Qwen3.5's language model."""
+"""MiniCPM-V 4.6 and 4.7: an image and its slices, on Qwen3.5's language model."""
 
 from typing import Any
 
@@ -9,7 +9,13 @@ from transformers import (
     MiniCPMV4_6ImageProcessor,
     MiniCPMV4_6Processor,
     MiniCPMV4_6VideoProcessor,
+    MiniCPMV4_7Config,
+    MiniCPMV4_7ForConditionalGeneration,
+    MiniCPMV4_7Processor,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    ProcessorMixin,
     Qwen3_5TextConfig,
 )
 
@@ -29,10 +35,33 @@ _TEXT = LINEAR_ATTENTION | {"layer_types": ["full_attention", "linear_attention"
 def minicpm_v_4_6() -> Checkpoint:
     tokenizer = _tokenizer()
     config = MiniCPMV4_6Config(**_config(tokenizer))
+    processor = MiniCPMV4_6Processor(**_processors(tokenizer))
+    return _checkpoint(MiniCPMV4_6ForConditionalGeneration, config, processor)
+
+
+def minicpm_v_4_7() -> Checkpoint:
+    """Describe a model that places slices on a canvas, by the tokens around them."""
+    tokenizer = _tokenizer()
+    tags = {
+        "image_start_id": "<image>",
+        "image_end_id": "</image>",
+        "slice_start_id": "<slice>",
+        "slice_end_id": "</slice>",
+        "newline_id": "\n",
+    }
+    ids = {name: tokenizer.convert_tokens_to_ids(tag) for name, tag in tags.items()}
+    config = MiniCPMV4_7Config(**_config(tokenizer), **ids)
+    processor = MiniCPMV4_7Processor(**_processors(tokenizer))
+    return _checkpoint(MiniCPMV4_7ForConditionalGeneration, config, processor)
+
+
+def _checkpoint(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, processor: ProcessorMixin
+) -> Checkpoint:
     return Checkpoint(
-        MiniCPMV4_6ForConditionalGeneration,
+        model_class,
         config,
-        MiniCPMV4_6Processor(**_processors(tokenizer)),
+        processor,
         image="<|image_pad|>\n",
         video="<|video_pad|>\n",
         engine_arguments=BFLOAT16,

@@ -56,8 +56,8 @@ _VISION_OF_QWEN3 = {
     "patch_size": 16,
     "num_position_embeddings": 256,
 }
-_DEEPSTACK_VISION = {**_VISION_OF_QWEN3, "deepstack_visual_indexes": [1, 2]}
-_DEEPSTACK_TEXT: dict[str, Any] = {
+DEEPSTACK_VISION = {**_VISION_OF_QWEN3, "deepstack_visual_indexes": [1, 2]}
+DEEPSTACK_TEXT: dict[str, Any] = {
     "num_hidden_layers": 4,  # more than there are layers of the tower to add
     "head_dim": 64,
     "rope_parameters": _INTERLEAVED_MROPE,
@@ -74,7 +74,7 @@ LINEAR_ATTENTION: dict[str, Any] = {
     "linear_value_head_dim": 64,
     "rope_parameters": {**_INTERLEAVED_MROPE, "partial_rotary_factor": 1.0},
 }
-_EXPERTS: dict[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 192,
@@ -180,10 +180,10 @@ def exaone4_5() -> Checkpoint:
 
 def qwen3_vl() -> Checkpoint:
     tokenizer = _tokenizer()
-    text = text_config(Qwen3VLTextConfig, tokenizer, **_DEEPSTACK_TEXT)
+    text = text_config(Qwen3VLTextConfig, tokenizer, **DEEPSTACK_TEXT)
     return _qwen3(
         Qwen3VLForConditionalGeneration,
-        _config(Qwen3VLConfig, tokenizer, text, _DEEPSTACK_VISION),
+        _config(Qwen3VLConfig, tokenizer, text, DEEPSTACK_VISION),
         tokenizer,
     )
 
@@ -191,11 +191,11 @@ def qwen3_vl() -> Checkpoint:
 def qwen3_vl_moe() -> Checkpoint:
     tokenizer = _tokenizer()
     text = text_config(
-        Qwen3VLMoeTextConfig, tokenizer, **_DEEPSTACK_TEXT, **_EXPERTS, norm_topk_prob=True
+        Qwen3VLMoeTextConfig, tokenizer, **DEEPSTACK_TEXT, **EXPERTS, norm_topk_prob=True
     )
     return _qwen3(
         Qwen3VLMoeForConditionalGeneration,
-        _config(Qwen3VLMoeConfig, tokenizer, text, _DEEPSTACK_VISION),
+        _config(Qwen3VLMoeConfig, tokenizer, text, DEEPSTACK_VISION),
         tokenizer,
         transposed_on_hub=["mlp.experts."],
     )
@@ -218,7 +218,7 @@ def qwen3_5_moe() -> Checkpoint:
         Qwen3_5MoeTextConfig,
         tokenizer,
         **LINEAR_ATTENTION,
-        **_EXPERTS,
+        **EXPERTS,
         shared_expert_intermediate_size=128,
     )
     return _qwen3(

@@ -56,6 +56,7 @@ FAMILIES = {
     "gemma3": Family(POOLED),
     "gemma4": Family(TowerOrder("unit", "none", "raster", 9), is_padded=True),
     "mistral3": Family(POOLED),
+    "lightonocr": Family(POOLED),
     "pixtral": Family(TowerOrder("unit", "none", "raster", 1)),
     "idefics3": Family(POOLED, is_divided=True),
     "smolvlm": Family(POOLED, is_divided=True),

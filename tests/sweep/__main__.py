@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Try all tiny checkpoints: `python -m tests.sweep [NAME …]`, or `make sweep`.
+
+One engine at a time, each in a process of its own: one that dies or hangs is a result too. What was
+tried already is not tried again, so an interrupted sweep goes on. At the end the results are put
+into the record in the package, and docs/models.md is written from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Container, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+import vllm
+
+from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
+from anchorprune_vllm.tools.architectures.record import (
+    RECORD,
+    Architecture,
+    Outcome,
+    Record,
+    Trial,
+    read_record,
+    write_record,
+)
+from anchorprune_vllm.tools.architectures.registry import installed_architectures
+from anchorprune_vllm.tools.results_file import write_json
+from tests.sweep.page import write_page
+from tests.sweep.trial import CHECKPOINTS, try_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Try what is left, and write the record."""
+    args = _parser().parse_args(argv)
+    results = args.directory / vllm.__version__
+    results.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(args.names, 1):
+        file = results / f"{name}.json"
+        is_new = args.again or not file.exists()
+        if is_new:
+            print(f"[{number}/{len(args.names)}] {name} …", flush=True)
+            write_json(file, asdict(run_trial(name, results, args.time_limit)))
+        trial = _read(file)
+        if is_new:
+            print(f"    {trial.outcome}, {trial.level or 'no level'} {trial.why}", flush=True)
+    record = make_record(_all_trials(results))
+    write_record(record)
+    write_page(record)
+    print("Written: the record in the package, and docs/models.md")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of tiny checkpoints (default: all)"
+    )
+    parser.add_argument("--again", action="store_true", help="also those that were tried already")
+    parser.add_argument(
+        "--time-limit", type=float, default=600, metavar="S", help="seconds of each (default: 600)"
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=ROOT / ".sweep", help="for results (default: .sweep)"
+    )
+    parser.set_defaults(names=[*CHECKPOINTS])
+    return parser
+
+
+def run_trial(name: str, results: Path, time_limit: float) -> Trial:
+    """Try a checkpoint in a process of its own, and return what became of it."""
+    file = results / f"{name}.new"
+    file.unlink(missing_ok=True)
+    # A fork need not import vLLM again, which would take longer than the trial.
+    process = multiprocessing.get_context("fork").Process(
+        target=_try_in_process, args=(name, file, results / f"{name}.log")
+    )
+    process.start()
+    try:
+        process.join(time_limit)
+        outcome, why = _lost(process, time_limit)
+    finally:
+        if process.is_alive():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+    # Without a file, not even the checkpoint could be made.
+    trial = _read(file) if file.exists() else Trial(name, name, "begun")
+    file.unlink(missing_ok=True)
+    if trial.outcome != "begun":
+        return trial
+    return replace(trial, outcome=outcome, why=why)
+
+
+def _lost(process: Any, time_limit: float) -> tuple[Outcome, str]:
+    """Say what became of a process that has left no result."""
+    if process.is_alive():
+        return "timed out", f"no result after {time_limit:.0f} s"
+    return "failed", f"its process ended with {process.exitcode}"
+
+
+def _try_in_process(name: str, file: Path, log: Path) -> None:
+    """Write the result of a trial to a file, and all output to another."""
+    os.setsid()  # what it starts can be ended with it
+    with log.open("w", encoding="utf-8") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    with tempfile.TemporaryDirectory() as scratch:
+        for trial in try_checkpoint(name, Path(scratch)):
+            write_json(file, asdict(trial))
+
+
+def _read(file: Path) -> Trial:
+    return Trial(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def _all_trials(results: Path) -> list[Trial]:
+    """Return the trials of all checkpoints: of this sweep, or else as recorded on this vLLM."""
+    recorded = read_record() if RECORD.exists() else Record("", {}, [])
+    before = recorded.trials if recorded.vllm == vllm.__version__ else []
+    found = {trial.checkpoint: trial for trial in before}
+    found |= {file.stem: _read(file) for file in results.glob("*.json")}
+    return [found[name] for name in CHECKPOINTS if name in found]
+
+
+def make_record(trials: Sequence[Trial]) -> Record:
+    """Return the record of a whole sweep."""
+    tried = {trial.architecture for trial in trials}
+    can_be_made = {describe_family(name).architecture_name for name in FAMILIES}
+    found = installed_architectures({})
+    return Record(
+        vllm=vllm.__version__,
+        architectures={
+            name: architecture if name in tried else _untried(name, architecture, can_be_made)
+            for name, architecture in found.items()
+        },
+        trials=trials,
+    )
+
+
+def _untried(name: str, found: Architecture, can_be_made: Container[str]) -> Architecture:
+    """Say why there is no trial of an architecture that sees."""
+    if not found.media or found.refused or found.untried:
+        return found
+    if name in can_be_made:
+        return replace(found, untried="its tiny checkpoint was not tried yet")
+    why = "no tiny checkpoint yet"
+    if not hasattr(transformers, name):
+        why += ": transformers has no class of this name to make one with"
+    return replace(found, untried=why)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `kill` ends the trial too
+    main()
