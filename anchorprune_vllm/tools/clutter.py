@@ -15,7 +15,7 @@ from functools import partial
 
 from PIL import Image, ImageDraw, ImageFont
 
-from anchorprune_vllm.tools.vqa_data import Box, Picture, Question
+from anchorprune_vllm.tools.vqa_data import Box, Picture, Question, Shown
 
 SIZE = 448
 """Pixels of a side. LLaVA sees half of them; either way a scene is 16 x 16 visual tokens."""
@@ -65,6 +65,7 @@ def cluttered_scene(seed: int) -> Picture:
         partial(_draw, things, rng.randrange(2**32)),
         tuple(_questions(rng, things)),
         " and ".join(map(_article, rng.sample(things, 4))),
+        tuple(Shown(thing.colour, thing.shape, thing.letters) for thing in things),
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from PIL import Image, ImageDraw, ImageFont
 
-from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Picture, Question
+from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Picture, Question, Shown
 
 _SIZE = 168
 _CELLS = 3
@@ -48,6 +48,9 @@ def scene(seed: int) -> Picture:
         " and ".join(
             f"a {colour} {shape}{f' {letter}' if shape == 'letter' else ''}"
             for colour, shape, _ in things
+        ),
+        tuple(
+            Shown(colour, shape, letter if shape == "letter" else "") for colour, shape, _ in things
         ),
     )
 
