@@ -46,6 +46,8 @@ class Shown(NamedTuple):
     shape: str
     letters: str = ""
     """Those written on it, or the one that it is."""
+    box: Box | None = None
+    """Where it is; None: not known."""
 
 
 @dataclass(frozen=True)

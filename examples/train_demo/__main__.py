@@ -23,7 +23,7 @@ from examples.train_demo.qwen import Qwen
 from examples.train_demo.training import Rounds, Training
 
 MODELS = {"llava": Llava, "qwen": Qwen}
-ROUNDS = Rounds(seeing=10, answering=40)
+ROUNDS = Rounds(seeing=8, answering=16)
 
 
 def main() -> None:

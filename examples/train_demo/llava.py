@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,18 @@ from anchorprune_vllm.tools import demo_llava
 from anchorprune_vllm.tools.demo_tokenizers import make_clip_tokenizer, make_llama_tokenizer
 from anchorprune_vllm.tools.demo_weights import Config, Weights
 from anchorprune_vllm.tools.vqa_data import Picture
+from examples.train_demo.looking import Looking
 from examples.train_demo.pictures import IMAGE_SIZE
-from examples.train_demo.sequences import Chat, Sequences, put_tokens
+from examples.train_demo.places import PlaceLoss, left_of_patches
+from examples.train_demo.sequences import SIDE, Chat, Sequences, put_tokens
 from examples.train_demo.student import Seen, Student, renamed
 from examples.train_demo.terms import GroundingLoss, Term, all_terms, labels_of
 from examples.train_demo.vocabulary import WORDS
 
 _CAPTIONS = 0.2
 """Weight of the global contrastive term."""
+_LOOKS_LEFT = 2
+"""The layer of the tower in which patches learn what stands beside them."""
 _PROJECTOR = {"projector.0": "linear_1", "projector.2": "linear_2"}
 
 
@@ -73,6 +78,15 @@ def phrases_of(term: Term) -> list[str]:
     return [f"is there {article} {colour} {shape}?", f"what is left of the {colour} {shape}?"]
 
 
+def waves(side: int, width: int) -> Tensor:
+    """Return embeddings [side · side, width] of the places in a square: sines and cosines."""
+    frequencies = torch.logspace(math.log10(math.pi / 2), math.log10(math.pi / 64), width // 4)
+    angles = torch.arange(side)[:, None] * frequencies
+    line = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    rows, columns = line[:, None].expand(-1, side, -1), line.expand(side, -1, -1)
+    return 0.3 * torch.cat([rows, columns], dim=-1).flatten(0, 1)
+
+
 class Llava(Student):
     """A language model behind the last but one layer of a CLIP's vision tower."""
 
@@ -95,6 +109,18 @@ class Llava(Student):
             nn.Linear(visual, hidden), nn.GELU(), nn.Linear(hidden, hidden)
         )
         self.grounding = GroundingLoss()
+        self.places = PlaceLoss(visual)
+        tower = self.clip.vision_model
+        self._looking_left = Looking(tower.encoder.layers[_LOOKS_LEFT].self_attn)
+        self._looking = Looking(self.language_model.model.layers[1].self_attn)
+        for name, weight in self.named_parameters():
+            # As wide as this; what transformers takes is for models of thousands.
+            if self.answers_with(name) and weight.ndim == 2:
+                nn.init.normal_(weight, std=0.5 if "embed" in name else 0.08)
+        with torch.no_grad():
+            # Patches find their neighbours at once; from random numbers it takes them hours.
+            table = tower.embeddings.position_embedding.weight
+            table[1:] = waves(SIDE, visual)
         asked = [(term, phrase) for term in all_terms() for phrase in phrases_of(term)]
         self._terms = tuple(term for term, _ in asked)
         self._phrases = [phrase for _, phrase in asked]
@@ -110,9 +136,22 @@ class Llava(Student):
         return name.startswith(("projector.", "language_model."))
 
     def seeing_loss(self, seen: Seen, pictures: Sequence[Picture]) -> Tensor:
-        """Patches are held to phrases, whole pictures to their captions."""
+        """Patches are held to what they show, and to phrases; whole pictures to their captions."""
         grounding = self.grounding(self.cosines(seen), labels_of(pictures, self._terms))
-        return grounding + _CAPTIONS * self._caption_loss(seen, pictures)
+        captions = _CAPTIONS * self._caption_loss(seen, pictures)
+        places = self.places(seen.features, pictures) + self._left_loss(pictures)
+        return places + grounding + captions
+
+    def _left_loss(self, pictures: Sequence[Picture]) -> Tensor:
+        """Patches look at what stands to the left of them."""
+        left = F.pad(torch.stack([left_of_patches(picture) for picture in pictures]), (1, 0))
+        batch, patch = left.any(-1).nonzero(as_tuple=True)
+        if not len(batch):
+            return torch.zeros(())
+        return self._looking_left.loss((batch, patch + 1), left[batch, patch], None)
+
+    def looking_loss(self, batch: Sequences) -> Tensor:
+        return self._looking.loss(*batch.looking(self.chat.placeholder_id))
 
     def cosines(self, seen: Seen) -> Tensor:
         """Return the cosines [B, T, N] of all phrases with the patches of each picture."""

@@ -19,7 +19,9 @@ from anchorprune_vllm.tools import demo_qwen
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer
 from anchorprune_vllm.tools.demo_weights import Config, Sizes, Weights
 from anchorprune_vllm.tools.vqa_data import Picture
+from examples.train_demo.looking import Looking
 from examples.train_demo.pictures import IMAGE_SIZE
+from examples.train_demo.places import PlaceLoss
 from examples.train_demo.sequences import SIDE, VISUAL_TOKENS, Chat, Sequences, put_tokens
 from examples.train_demo.student import Seen, Student, renamed
 from examples.train_demo.terms import GroundingLoss, all_terms, labels_of
@@ -99,7 +101,9 @@ class Qwen(Student):
         for block in tower.blocks:
             block.attn = _EqualParts(tower.config)
         self.grounding = GroundingLoss()
+        self.places = PlaceLoss(tower.config.out_hidden_size)
         self._terms = tuple(all_terms())
+        self._looking = Looking(self.qwen.model.language_model.layers[1].self_attn)
 
     def see(self, pixels: Tensor) -> Seen:
         grids = torch.tensor([[1, SIDE, SIDE]] * len(pixels))
@@ -114,14 +118,14 @@ class Qwen(Student):
         )
 
     def seeing_loss(self, seen: Seen, pictures: Sequence[Picture]) -> Tensor:
-        """Tokens are held to the words that are true of the picture, and to no stop word."""
+        """Tokens are held to what they show, and to the words that are true of the picture."""
         tokens = F.normalize(seen.patches, dim=-1)
         words = [_embedding_of(self.qwen, term.words()) for term in self._terms]
         about = torch.stack([F.normalize(each, dim=-1).mean(0) for each in words])
         stop = F.normalize(_embedding_of(self.qwen, _STOP_WORDS.split()), dim=-1)
         cosines = torch.cat([about, stop]) @ tokens.mT
         labels = F.pad(labels_of(pictures, self._terms), (0, len(stop)))
-        return self.grounding(cosines, labels)
+        return self.places(seen.features, pictures) + self.grounding(cosines, labels)
 
     def answer_logits(self, features: Tensor, batch: Sequences) -> Tensor:
         rows = self.qwen.get_input_embeddings()(batch.ids)
@@ -131,6 +135,9 @@ class Qwen(Student):
             attention_mask={"full_attention": batch.mask},
         ).last_hidden_state
         return self.qwen.lm_head(states[batch.targets >= 0]).float()
+
+    def looking_loss(self, batch: Sequences) -> Tensor:
+        return self._looking.loss(*batch.looking(self.chat.placeholder_id))
 
     def write(self, out: Path, weights: Weights) -> None:
         hub = {

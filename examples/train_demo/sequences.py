@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from anchorprune_vllm.tools.asked_thing import tokens_on
 from anchorprune_vllm.tools.vqa_data import Picture
 
-QUESTIONS_AT_ONCE = 8
+QUESTIONS_AT_ONCE = 20
 VISUAL_TOKENS = 256
 SIDE = 16
 """Visual tokens in a row or a column."""
@@ -57,6 +59,20 @@ class Sequences:
     positions: Tensor  # [B, L, D]
     mask: Tensor  # [B, 1, L, L] bool, True: may be seen
     targets: Tensor  # [B, L], -100 where nothing is learned
+    about: Tensor  # [M, N] bool: for each token learned, the visual tokens that tell it, or none
+
+    def looking(self, placeholder_id: int) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+        """Return the tokens that are to look at a place, where they are to look, and can see.
+
+        Batch and number [K] of those tokens, and bool [K, L] twice, as `Looking.loss` takes them.
+        """
+        known = self.about.any(1)
+        batch, token = (each[known] for each in (self.targets >= 0).nonzero(as_tuple=True))
+        first = int((self.ids[0] == placeholder_id).nonzero()[0])
+        length = self.ids.shape[1]
+        behind = length - first - VISUAL_TOKENS
+        wanted = F.pad(self.about[known], (first, behind))
+        return (batch, token), wanted, self.mask[batch, 0, token]
 
     @property
     def wanted(self) -> Tensor:
@@ -69,7 +85,7 @@ def pack(chat: Chat, pictures: Sequence[Picture], rng: random.Random | None) -> 
 
     rng: chooses among the questions; None: all of them.
     """
-    rows = []
+    rows, about = [], []
     for picture in pictures:
         questions = list(picture.questions)
         if rng is not None and len(questions) > QUESTIONS_AT_ONCE:
@@ -94,6 +110,8 @@ def pack(chat: Chat, pictures: Sequence[Picture], rng: random.Random | None) -> 
             count = len(asked) + len(answer) - 1
             positions += map(chat.position_of_text, range(shared, shared + count))
             groups += [group] * count
+            named = tokens_on(question.about[:1], (SIDE, SIDE))
+            about += [named] * (len(answer) - 1) + [torch.zeros_like(named)]  # the end
         rows.append((ids, positions, groups, targets))
     longest = max(len(row[0]) for row in rows)
 
@@ -104,7 +122,11 @@ def pack(chat: Chat, pictures: Sequence[Picture], rng: random.Random | None) -> 
     causal = torch.ones(longest, longest, dtype=torch.bool).tril()
     mask = causal & ((group[:, :, None] == group[:, None, :]) | (group == 0)[:, None, :])
     return Sequences(
-        padded(0, 0), padded(1, chat.position_of_text(0)), mask[:, None], padded(3, -100)
+        ids=padded(0, 0),
+        positions=padded(1, chat.position_of_text(0)),
+        mask=mask[:, None],
+        targets=padded(3, -100),
+        about=torch.stack(about),
     )
 
 

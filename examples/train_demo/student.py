@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from anchorprune_vllm.tools.demo_weights import Weights
 from anchorprune_vllm.tools.vqa_data import Picture
+from examples.train_demo.places import PlaceLoss
 from examples.train_demo.sequences import Chat, Sequences
 
 
@@ -27,6 +28,7 @@ class Student(nn.Module, ABC):
     """A model that learns to see, and to answer."""
 
     chat: ClassVar[Chat]
+    places: PlaceLoss
 
     @abstractmethod
     def see(self, pixels: Tensor) -> Seen:
@@ -54,6 +56,10 @@ class Student(nn.Module, ABC):
 
         features: of `see`, which are not trained here.
         """
+
+    @abstractmethod
+    def looking_loss(self, batch: Sequences) -> Tensor:
+        """Return how little of its attention fell on what was asked for, at the last answers."""
 
     @abstractmethod
     def write(self, out: Path, weights: Weights) -> None:

@@ -22,7 +22,8 @@ from examples.train_demo.pictures import batch_of, pixels_of, validation
 from examples.train_demo.sequences import pack
 from examples.train_demo.student import Student
 
-BATCH = 32
+BATCH = {"seeing": 32, "answering": 8}
+"""Images of a step."""
 STEPS_PER_ROUND = 100
 """Between two checkpoints."""
 
@@ -106,8 +107,10 @@ class Training:
             self.rounds_done += 1
             self.save()
             print(f"{title}: loss {np.mean(losses):.3f}", flush=True)
-            if phase == "answering":
-                for name, pictures in held_out.items():
+            for name, pictures in held_out.items():
+                if phase == "seeing":
+                    print(f"  {name}: {written(places_seen(self.model, pictures))}", flush=True)
+                else:
                     print(f"  {name}: {written(evaluate(self.model, pictures))}", flush=True)
         self.write()
 
@@ -115,13 +118,13 @@ class Training:
         # Each step draws its own numbers, so a training that was stopped goes on as it would have.
         rng = random.Random(f"{self.settings['seed']} {phase} {number}")
         self._set_rate(phase, number / (getattr(self.rounds, phase) * STEPS_PER_ROUND))
-        pictures = batch_of(rng, BATCH)
+        pictures = batch_of(rng, BATCH[phase])
         if phase == "seeing":
             loss = self.model.seeing_loss(self.model.see(pixels_of(pictures)), pictures)
         else:
             batch = pack(self.model.chat, pictures, rng)
             logits = self.model.answer_logits(self._features_of(pictures), batch)
-            loss = F.cross_entropy(logits, batch.wanted)
+            loss = F.cross_entropy(logits, batch.wanted) + self.model.looking_loss(batch)
         self.model.zero_grad()
         loss.backward()
         trained = [each for each in self.model.parameters() if each.grad is not None]
@@ -157,12 +160,22 @@ class Training:
 
 
 @torch.inference_mode()
+def places_seen(model: Student, pictures: Sequence[Picture]) -> dict[str, float]:
+    """Return for how many patches of some images it is known what they show."""
+    if not any(thing.box for picture in pictures for thing in picture.things):
+        return {}
+    pictures = pictures[: BATCH["seeing"]]
+    return model.places.accuracy(model.see(pixels_of(pictures)).features, pictures)
+
+
+@torch.inference_mode()
 def evaluate(model: Student, pictures: Sequence[Picture]) -> dict[str, float]:
     """Return the share of right answers in all, and of each kind of question."""
     model.eval()
     right: dict[str, list[bool]] = defaultdict(list)
-    for start in range(0, len(pictures), BATCH):
-        part = pictures[start : start + BATCH]
+    at_once = BATCH["seeing"]
+    for start in range(0, len(pictures), at_once):
+        part = pictures[start : start + at_once]
         batch = pack(model.chat, part, None)
         logits = model.answer_logits(model.see(pixels_of(part)).features, batch)
         is_right = iter((logits.argmax(-1) == batch.wanted).tolist())

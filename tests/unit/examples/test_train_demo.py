@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor, CLIPModel
 
-from anchorprune_vllm.tools.clutter import cluttered_scene
+from anchorprune_vllm.tools.clutter import LETTERS, cluttered_scene
 from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.scenes import scene
 from anchorprune_vllm.tools.vqa_data import Picture, Shown
 from examples.train_demo import pictures, training
 from examples.train_demo.llava import Llava, phrases_of
 from examples.train_demo.pictures import batch_of, pixels_of, validation
+from examples.train_demo.places import PlaceLoss, labels_of_patches
 from examples.train_demo.qwen import Qwen, patches_of
 from examples.train_demo.sequences import pack
 from examples.train_demo.student import Student
@@ -146,11 +147,38 @@ def test_seeing_loss_is_lower_for_what_is_there(model: Student) -> None:
     assert model.seeing_loss(seen, shown) < model.seeing_loss(seen, other)
 
 
+def test_labels_say_what_each_patch_shows() -> None:
+    """Of a sign, both letters; of what stands beside another thing, its shape."""
+    placed = (
+        Shown("red", "star", "", (0.125, 0.25, 0.25, 0.375)),
+        Shown("blue", "sign", "EH", (0.25, 0.25, 0.375, 0.375)),
+        Shown("pink", "moon", "", (0.5, 0.5, 0.625, 0.625)),
+    )
+    labels = labels_of_patches(Picture(Any, (), None, placed)).view(5, 16, 16)
+    colour, shape, first, second, left = labels
+    assert len(colour[4:6, 2:4].unique()) == 1
+    assert [int((colour == value).sum()) for value in colour.unique()] == [256 - 12, 4, 4, 4]
+    assert torch.equal(colour > 0, shape > 0)
+    on_sign = torch.zeros(16, 16, dtype=torch.bool)
+    on_sign[4:6, 4:6] = True
+    for letters, letter in ((first, "E"), (second, "H")):
+        assert letters[on_sign].tolist() == [LETTERS.index(letter)] * 4
+    for known in (first, second, left):
+        assert torch.equal(known >= 0, on_sign)
+    assert (left[on_sign] == shape[4, 2]).all()
+
+
+def test_nothing_is_held_to_places_that_are_not_known() -> None:
+    loss = PlaceLoss(8)
+    unknown = Picture(Any, (), None, (Shown("red", "star"),))
+    assert loss(torch.randn(1, 256, 8), [unknown]) == 0
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of two steps with two pictures each."""
     monkeypatch.setattr(training, "STEPS_PER_ROUND", 2)
-    monkeypatch.setattr(training, "BATCH", 2)
+    monkeypatch.setattr(training, "BATCH", {"seeing": 2, "answering": 2})
     monkeypatch.setattr(pictures, "VALIDATION", 2)
 
 
