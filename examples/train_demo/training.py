@@ -117,7 +117,7 @@ class Training:
     def _step(self, phase: Phase, number: int) -> float:
         # Each step draws its own numbers, so a training that was stopped goes on as it would have.
         rng = random.Random(f"{self.settings['seed']} {phase} {number}")
-        self._set_rate(phase, number / (getattr(self.rounds, phase) * STEPS_PER_ROUND))
+        self._set_rate(phase, (number + 1) / (getattr(self.rounds, phase) * STEPS_PER_ROUND))
         pictures = batch_of(rng, BATCH[phase])
         if phase == "seeing":
             loss = self.model.seeing_loss(self.model.see(pixels_of(pictures)), pictures)
