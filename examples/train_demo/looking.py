@@ -43,8 +43,7 @@ class Looking:
         if "position_embeddings" in self._given:
             query, key = apply_rotary_pos_emb(query, key, *self._given["position_embeddings"])
         batch, token = rows
-        logits = torch.einsum("mhd,mhld->mhl", query[batch, :, token], key[batch])
-        logits = logits * size**-0.5
+        logits = (query @ key.mT * size**-0.5)[batch, :, token]  # [M, heads, L]
         if seen is not None:
             logits = logits.masked_fill(~seen[:, None], -torch.inf)
         on_wanted = logits.masked_fill(~wanted[:, None], -torch.inf).logsumexp(-1)

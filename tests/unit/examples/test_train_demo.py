@@ -10,14 +10,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForImageTextToText, AutoProcessor, CLIPModel
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    CLIPModel,
+    LlamaConfig,
+    LlamaModel,
+)
 
+from anchorprune_vllm.tools.asked_thing import tokens_on
 from anchorprune_vllm.tools.clutter import LETTERS, cluttered_scene
 from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.scenes import scene
 from anchorprune_vllm.tools.vqa_data import Picture, Shown
 from examples.train_demo import pictures, training
 from examples.train_demo.llava import Llava, phrases_of
+from examples.train_demo.looking import HEADS, Looking
 from examples.train_demo.pictures import batch_of, pixels_of, validation
 from examples.train_demo.places import PlaceLoss, labels_of_patches
 from examples.train_demo.qwen import Qwen, patches_of
@@ -274,3 +282,36 @@ def test_evaluate_counts_whole_answers(model: Student, monkeypatch: pytest.Monke
         wrong = batch.wanted.clone()
         wrong[place] += 1
         assert logits(wrong) == pytest.approx(0.9)
+
+
+def test_looking_counts_the_attention_on_what_is_wanted() -> None:
+    """The loss is that of the attention's own weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=8)
+    model = LlamaModel._from_config(config, attn_implementation="eager")
+    looking = Looking(model.layers[0].self_attn)
+    found = model(inputs_embeds=torch.randn(2, 9, 64), output_attentions=True).attentions[0]
+    rows = torch.tensor([0, 1, 1]), torch.tensor([8, 4, 6])
+    wanted = torch.zeros(3, 9, dtype=torch.bool)
+    wanted[0, 2:5] = wanted[1, 1] = wanted[2, 6] = True
+    seen = torch.arange(9) <= rows[1][:, None]
+    expected = [
+        -found[batch, head, token, wanted[number]].sum().log()
+        for number, (batch, token) in enumerate(zip(*rows, strict=True))
+        for head in range(HEADS)
+    ]
+    torch.testing.assert_close(looking.loss(rows, wanted, seen), torch.stack(expected).mean())
+
+
+def test_answers_look_at_what_their_question_names(model: Student) -> None:
+    shown = cluttered_scene(6)
+    batch = pack(model.chat, [shown], None)
+    (images, tokens), wanted, seen = batch.looking(model.chat.placeholder_id)
+    placed = [question for question in shown.questions if question.about]
+    # Every token of an answer, but not its end.
+    assert len(tokens) == sum(len(question.answers[0].split()) for question in placed)
+    assert not images.any()
+    first = int((batch.ids[0] == model.chat.placeholder_id).nonzero()[0])
+    on = tokens_on(placed[0].about[:1], (16, 16))
+    assert wanted[0].nonzero().flatten().tolist() == (on.nonzero().flatten() + first).tolist()
+    assert torch.equal(seen, batch.mask[0, 0, tokens])
