@@ -27,7 +27,7 @@ from examples.train_demo import pictures, training
 from examples.train_demo.llava import Llava, phrases_of
 from examples.train_demo.looking import HEADS, Looking
 from examples.train_demo.pictures import batch_of, pixels_of, validation
-from examples.train_demo.places import PlaceLoss, labels_of_patches
+from examples.train_demo.places import PlaceLoss, labels_of_patches, left_of_patches
 from examples.train_demo.qwen import Qwen, patches_of
 from examples.train_demo.sequences import pack
 from examples.train_demo.student import Student
@@ -174,6 +174,11 @@ def test_labels_say_what_each_patch_shows() -> None:
     for known in (first, second, left):
         assert torch.equal(known >= 0, on_sign)
     assert (left[on_sign] == shape[4, 2]).all()
+    looks = left_of_patches(Picture(Any, (), None, placed)).view(16, 16, 16, 16)
+    assert torch.equal(looks.any(-1).any(-1), on_sign)
+    star = torch.zeros(16, 16, dtype=torch.bool)
+    star[4:6, 2:4] = True
+    assert all(torch.equal(where, star) for where in looks[on_sign])
 
 
 def test_nothing_is_held_to_places_that_are_not_known() -> None:
