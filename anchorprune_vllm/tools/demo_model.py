@@ -35,11 +35,15 @@ ARCHITECTURES = {
 }
 """With random weights, of any sizes; the families of `tiny_models` have one size each."""
 
-TRAINED: dict[str, Mapping[str, Any]] = {"llava-1.5": {"similarity": "raw"}, "qwen2.5-vl": {}}
+TRAINED: dict[str, Mapping[str, Any]] = {
+    "llava-1.5": {"similarity": "raw"},
+    "qwen2.5-vl": {"matching": "mean"},
+}
 """The architectures that also come with trained weights, and the settings to prune them with.
 
 They answer questions about coloured shapes (examples/train_demo). The patches of the small CLIP are
-most similar to the words that are true of them, while those of OpenAI's are least similar.
+most similar to the words that are true of them, while those of OpenAI's are least similar. And the
+best match with one word cannot tell a red star from other stars, which the mean of all words can.
 """
 _TRAINED_FILES = Path(__file__).parent / "trained_models"
 
