@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from anchorprune_vllm.tools.arguments import budgets, json_object
-from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
+from anchorprune_vllm.tools.clutter import cluttered_scene
+from anchorprune_vllm.tools.demo_model import find_text_encoder, make_trained_model
+from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE
 
 
 def main() -> None:
@@ -31,10 +32,13 @@ def main() -> None:
     model = args.model
     if model is None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is made here
-        model = ".demo/trained"
-        make_demo_model(Path(model), arch="trained")
+        model = ".demo/trained-llava-1.5"
+        make_trained_model(Path(model), "llava-1.5")
         # Beside the model. For published models the plugin knows the text encoder.
         settings["text_encoder"] = str(find_text_encoder(Path(model)))
+        # The patches of its CLIP are most similar to the words that are true of them. Published
+        # CLIPs are the other way round, and need no setting.
+        settings["similarity"] = "raw"
         options = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**27}
 
     from vllm import LLM, SamplingParams
@@ -71,10 +75,10 @@ def main() -> None:
 
 
 def drawn_questions() -> list[tuple[Image.Image, str]]:
-    """About coloured shapes, which the small model knows."""
+    """Return cluttered scenes, and a question about one of the things in each."""
     asked = []
     for number in range(6):
-        drawn = scene(FIRST_TEST_SCENE + number)
+        drawn = cluttered_scene(FIRST_TEST_SCENE + number)
         open_questions = [each.text for each in drawn.questions if each.kind != "yes/no"]
         asked.append((drawn.load(), open_questions[number % len(open_questions)]))
     return asked
@@ -88,7 +92,7 @@ def read_arguments() -> argparse.Namespace:
         'number is the bus?"',
     )
     parser.add_argument(
-        "--model", help="hub id or path (default: a small one, made in .demo/trained)"
+        "--model", help="hub id or path (default: a small one, made in .demo/trained-llava-1.5)"
     )
     parser.add_argument(
         "--ask",
@@ -101,10 +105,10 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budgets",
         type=budgets,
-        default=budgets("100%,16,4"),
+        default=budgets("100%,64,16"),
         metavar="K,K,...",
         help="visual tokens kept per picture: numbers or shares; 100%% is unpruned (default: "
-        "100%%,16,4)",
+        "100%%,64,16)",
     )
     parser.add_argument(
         "--engine-args",

@@ -12,8 +12,8 @@ An OpenAI-compatible server with pruning. examples/openai_client.py asks it.
 
 Variables (defaults in brackets):
 
-  MODEL        hub id or path [a small trained LLaVA: made in .demo/trained, served as `demo`, fit
-               for a CPU, and each request may choose its own budget]
+  MODEL        hub id or path [a small trained LLaVA: made in .demo/trained-llava-1.5, served
+               as `demo`, fit for a CPU, and each request may choose its own budget]
   BUDGET       visual tokens kept per image: a number, or a share such as 10% [64; of the small
                model 16]
   VIDEO_BUDGET the same per video [as BUDGET]
@@ -33,7 +33,7 @@ END
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 read_arguments "flags of vllm serve" "$@"
 
-small=.demo/trained
+small=.demo/trained-llava-1.5
 MODEL=${MODEL:-$small}
 VIDEO_BUDGET=${VIDEO_BUDGET:-}
 METHOD=${METHOD:-anchorprune}
@@ -52,6 +52,9 @@ if [ "$MODEL" = "$small" ]; then
     # defaults would compile for minutes and take gigabytes for the KV cache.
     model_flags=(--anchorprune-text-encoder "$small/clip" --served-model-name demo --dtype float32
         --enforce-eager --max-model-len 1024 --kv-cache-memory-bytes 128M --trust-request-mm-kwargs)
+    case $METHOD in # the patches of its CLIP are most similar to the words that are true of them
+        anchorprune | cdpruner) model_flags+=(--anchorprune-config '{"similarity": "raw"}') ;;
+    esac
     export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} # waiting for a hub would only cost time
     echo "The small demo model. A real one:" \
         "MODEL=llava-hf/llava-1.5-7b-hf BUDGET=64 examples/serve.sh" >&2

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,6 +32,15 @@ class Method:
     def __str__(self) -> str:
         options = ",".join(f"{key}={_written(value)}" for key, value in self.options)
         return f"{self.name}:{options}" if options else self.name
+
+    def with_defaults(self, options: Mapping[str, Any]) -> Method:
+        """Return the method with options on how it reads the question; its own come first.
+
+        A method that does not look at the question stays as it is.
+        """
+        if not known.asks(self.name):
+            return self
+        return Method(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
 
     def settings(self) -> dict[str, Any]:
         """As `PruneConfig` takes them: what it does not know itself, the method may."""

@@ -66,16 +66,15 @@ def _parser() -> argparse.ArgumentParser:
 
     arch: dict[str, Any] = {
         "choices": (
-            "trained",
             "llava-1.5",
             "llava-next",
             "qwen2.5-vl",
             "llava-onevision",
             "llava-video",
         ),
-        "default": "trained",
-        "help": "architecture of the tiny model; trained (default): a LLaVA-1.5 that answers "
-        "questions about coloured shapes, the others have random weights",
+        "default": "llava-1.5",
+        "help": "architecture of the tiny model (default: llava-1.5); llava-1.5 and qwen2.5-vl are "
+        "trained to answer questions about coloured shapes, the others have random weights",
     }
     model = commands.add_parser(
         "demo-model",
@@ -89,7 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("directory", type=Path, metavar="DIR")
     more = {"choices": (*arch["choices"], *FAMILIES), "metavar": "NAME"}
     model.add_argument("--arch", **arch | more)
-    model.add_argument("--seed", type=int, default=0, help="of the random weights (default: 0)")
+    model.add_argument(
+        "--seed",
+        type=int,
+        help="of random weights, also where there are trained ones (default: 0)",
+    )
     model.set_defaults(run=_demo_model)
 
     demo = commands.add_parser(
@@ -120,9 +123,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo_model(args: argparse.Namespace) -> None:
-    from anchorprune_vllm.tools.demo_model import describe, make_demo_model
+    from anchorprune_vllm.tools.demo_model import (
+        TRAINED,
+        describe,
+        make_demo_model,
+        make_trained_model,
+    )
 
-    make_demo_model(args.directory, arch=args.arch, seed=args.seed)
+    if args.arch in TRAINED and args.seed is None:
+        make_trained_model(args.directory, args.arch)
+    else:
+        make_demo_model(args.directory, arch=args.arch, seed=args.seed or 0)
     print(f"{args.directory}: {describe(args.directory)}")
 
 

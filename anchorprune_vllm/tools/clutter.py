@@ -15,12 +15,13 @@ from functools import partial
 
 from PIL import Image, ImageDraw, ImageFont
 
-from anchorprune_vllm.tools.vqa_data import Box, Picture, Question
+from anchorprune_vllm.tools.vqa_data import Box, Picture, Question, Shown
 
 SIZE = 448
 """Pixels of a side. LLaVA sees half of them; either way a scene is 16 x 16 visual tokens."""
 THINGS = 30
-_CELLS = 6
+_CELLS = 8
+"""Of a row or column. Each is two by two visual tokens."""
 _CELL = SIZE / _CELLS
 _SIGNS = 4
 
@@ -57,18 +58,24 @@ class Thing:
         return f"{self.colour} {self.shape}"
 
 
-def cluttered_scene(seed: int) -> Picture:
-    """Draw up the scene of a seed: the same things and questions each time."""
+def cluttered_scene(seed: int, each: int = 2, count: int = THINGS) -> Picture:
+    """Draw up the scene of a seed: the same things and questions each time.
+
+    Args:
+        each: the most questions of one kind, of colours and shapes at most two.
+        count: of the things, at least 8.
+    """
     rng = random.Random(f"clutter {seed}")
-    things = _things(rng)
+    things = _things(rng, count)
     return Picture(
         partial(_draw, things, rng.randrange(2**32)),
-        tuple(_questions(rng, things)),
+        tuple(_questions(rng, things, each)),
         " and ".join(map(_article, rng.sample(things, 4))),
+        tuple(Shown(thing.colour, thing.shape, thing.letters, _box(thing)) for thing in things),
     )
 
 
-def _things(rng: random.Random) -> list[Thing]:
+def _things(rng: random.Random, count: int) -> list[Thing]:
     """Choose things of which no two are alike.
 
     Two shapes and two colours are rare: just one thing has each of them, and can be asked for by it
@@ -80,8 +87,8 @@ def _things(rng: random.Random) -> list[Thing]:
     kinds += [(colour, rng.choice(shapes)) for colour in rare_colours]
     signs = [(colour, SIGN) for colour in rng.sample(colours, _SIGNS)]
     others = [(colour, shape) for colour in colours for shape in shapes]
-    kinds += signs + rng.sample(others, THINGS - len(kinds) - len(signs))
-    cells = rng.sample(range(_CELLS**2), THINGS)
+    kinds += signs + rng.sample(others, count - len(kinds) - len(signs))
+    cells = rng.sample(range(_CELLS**2), count)
     return [
         Thing(
             colour,
@@ -100,8 +107,7 @@ def _drawn(
     return drawn[:rare], drawn[rare:]
 
 
-def _questions(rng: random.Random, things: list[Thing]) -> list[Question]:
-    """Two questions of each kind."""
+def _questions(rng: random.Random, things: list[Thing], each: int) -> list[Question]:
     found = []
     shapes = [thing.shape for thing in things]
     colours = [thing.colour for thing in things]
@@ -111,30 +117,28 @@ def _questions(rng: random.Random, things: list[Thing]) -> list[Question]:
     def ask(text: str, answer: str, kind: str, *about: Thing) -> None:
         found.append(Question(text, (answer,), kind, tuple(map(_box, about))))
 
-    for thing in [each for each in plain if shapes.count(each.shape) == 1][:2]:
+    for thing in [one for one in plain if shapes.count(one.shape) == 1][:each]:
         ask(f"what color is the {thing.shape}?", thing.colour, "colour", thing)
-    for thing in [each for each in plain if colours.count(each.colour) == 1][:2]:
+    for thing in [one for one in plain if colours.count(one.colour) == 1][:each]:
         ask(f"what is the {thing.colour} shape?", thing.shape, "shape", thing)
-    for thing in rng.sample([each for each in things if each.shape == SIGN], 2):
+    signs = [thing for thing in things if thing.shape == SIGN]
+    for thing in rng.sample(signs, min(each, _SIGNS)):
         ask(f"what does the {thing.colour} sign say?", " ".join(thing.letters), "text", thing)
     beside = [
         (thing, at[thing.row, thing.column - 1])
         for thing in plain
         if (thing.row, thing.column - 1) in at and at[thing.row, thing.column - 1] in plain
     ]
-    for thing, left in rng.sample(beside, min(2, len(beside))):
+    for thing, left in rng.sample(beside, min(each, len(beside))):
         ask(f"what is left of the {thing}?", left.shape, "relation", thing, left)
+    # What is not there has a colour and a shape that others have.
     there = {str(thing) for thing in things}
-    thing = rng.choice(plain)
-    ask(f"is there {_article(thing)}?", "yes", "yes/no", thing)
-    # One that is not there, though its colour is, and its shape.
-    near = [
-        f"{one.colour} {other.shape}"
-        for one in plain
-        for other in plain
-        if f"{one.colour} {other.shape}" not in there
-    ]
-    ask(f"is there {_article(rng.choice(near))}?", "no", "yes/no")
+    mixed = {f"{one.colour} {other.shape}" for one in plain for other in plain}
+    for thing in rng.sample(plain, min(each // 2, len(plain))):
+        ask(f"is there {_article(thing)}?", "yes", "yes/no", thing)
+    absent = sorted(mixed - there)
+    for name in rng.sample(absent, min(each // 2, len(absent))):
+        ask(f"is there {_article(name)}?", "no", "yes/no")
     return found
 
 
@@ -156,9 +160,9 @@ def _draw(things: list[Thing], seed: int) -> Image.Image:
     picture = _ground(rng)
     draw = ImageDraw.Draw(picture)
     for thing in things:
-        side = rng.uniform(52, 60)  # two by two visual tokens
+        side = rng.uniform(44, 52)
         x, y = (
-            (place + 0.5) * _CELL + rng.uniform(-1, 1) * (_CELL - side - 4) / 2
+            (place + 0.5) * _CELL + rng.uniform(-1, 1) * (_CELL - side) / 2
             for place in (thing.column, thing.row)
         )
         colour = _varied(rng, COLOURS[thing.colour], 14)
@@ -207,10 +211,11 @@ def _draw_sign(
     draw: ImageDraw.ImageDraw, middle: tuple[float, float], colour: tuple[int, ...], letters: str
 ) -> None:
     x, y = middle
-    draw.rectangle((x - 32, y - 20, x + 32, y + 20), fill=colour, outline=(60, 60, 60), width=2)
+    draw.rectangle((x - 27, y - 21, x + 27, y + 21), fill=colour, outline=(60, 60, 60), width=2)
     ink = (0, 0, 0) if sum(colour) > 330 else (255, 255, 255)
     font = ImageFont.load_default(size=34)
-    draw.text((x, y), letters, fill=ink, font=font, anchor="mm", stroke_width=1, stroke_fill=ink)
+    for letter, place in zip(letters, (x - 13, x + 13), strict=True):
+        draw.text((place, y), letter, fill=ink, font=font, anchor="mm", stroke_width=1)
 
 
 def _draw_shape(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,11 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from anchorprune_vllm.tools.asking import Answer, ask, connect
+from anchorprune_vllm.tools.chosen_methods import Method
+from anchorprune_vllm.tools.demo_drawing import Drawing
 from anchorprune_vllm.tools.demo_model import (
     TRAINED,
     describe,
-    find_text_encoder,
     make_demo_model,
+    make_trained_model,
+    pruning_flags,
 )
 from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer
@@ -29,25 +33,35 @@ def run_demo(
 ) -> None:
     """Make the model, serve it, ask at each budget, print a table, stop the server."""
     console = Console()
-    model = directory / arch
-    make_demo_model(model, arch=arch)
-    weights = "trained" if arch == TRAINED else "random weights: answers mean nothing"
+    is_trained = arch in TRAINED
+    model = directory / (f"trained-{arch}" if is_trained else arch)
+    if is_trained:
+        make_trained_model(model, arch)
+    else:
+        make_demo_model(model, arch=arch)
+    weights = "trained" if is_trained else "random weights: answers mean nothing"
     console.print(f"[bold]Model[/bold]   {describe(model)} ({weights})")
-    text_encoder = find_text_encoder(model)
+    settings = TRAINED.get(arch, {})
     flags = [
-        *("--anchorprune-budget", server_budget),
-        *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
+        *("--anchorprune-budget", server_budget, *pruning_flags(model, settings)),
         "--trust-request-mm-kwargs",
         *("--served-model-name", "demo", "--dtype", "float32"),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M", "--enforce-eager"),
     ]
-    console.print(f"[bold]Server[/bold]  vllm serve {model} {' '.join(flags)}", soft_wrap=True)
+    console.print(f"[bold]Server[/bold]  vllm serve {model} {shlex.join(flags)}", soft_wrap=True)
     log = directory / "server.log"
+    question = questions_for(arch)
     with ExitStack() as running:
+        drawing = None
+        if is_trained:  # now, as a server that starts keeps only one core busy
+            method = Method("anchorprune", tuple(settings.items()))
+            drawing = running.enter_context(Drawing(directory, model, question(0), method))
         with console.status(f"starting vLLM (about half a minute; log: {log})"):
             server = running.enter_context(VllmServer(model, flags, log))
-        question = questions_for(arch)
         console.print(_ask_at_budgets(server, question, budgets, server_budget, images, console))
+        if drawing is not None:
+            with console.status("drawing what was kept"):
+                console.print(drawing.finish(), highlight=False, markup=False, soft_wrap=True)
     console.print(
         "Server stopped. (So small a model is as fast unpruned: look at the prompt tokens.)"
     )

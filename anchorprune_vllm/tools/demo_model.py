@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models that can be pruned, made in a second, without a GPU or a network.
 
-vLLM and transformers load them like the real ones. One of them is trained, and comes with this
-package; the weights of the others are random. Many more families:
-`anchorprune_vllm.testing.tiny_models`.
+vLLM and transformers load them like the real ones. The weights are random, but for two models that
+are trained and come with this package. Many more families: `anchorprune_vllm.testing.tiny_models`.
 """
 
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.demo_llava import PATCH, write_llava, write_llava_next
 from anchorprune_vllm.tools.demo_onevision import write_llava_video, write_onevision
-from anchorprune_vllm.tools.demo_qwen import TOKEN, write_qwen2_5_vl
+from anchorprune_vllm.tools.demo_qwen import write_qwen2_5_vl
 from anchorprune_vllm.tools.demo_weights import TINY, Config, Sizes
 
 _RECIPE = 1  # raise it when the same parameters begin to give other bytes
@@ -36,9 +35,17 @@ ARCHITECTURES = {
 }
 """With random weights, of any sizes; the families of `tiny_models` have one size each."""
 
-TRAINED = "trained"
-"""A LLaVA-1.5 that answers questions about coloured shapes (examples/train_demo_model.py)."""
-_TRAINED_FILES = Path(__file__).parent / "trained_model"
+TRAINED: dict[str, Mapping[str, Any]] = {
+    "llava-1.5": {"similarity": "raw"},
+    "qwen2.5-vl": {"matching": "mean"},
+}
+"""The architectures that also come with trained weights, and the settings to prune them with.
+
+They answer questions about coloured shapes (examples/train_demo). The patches of the small CLIP are
+most similar to the words that are true of them, while those of OpenAI's are least similar. And the
+best match with one word cannot tell a red star from other stars, which the mean of all words can.
+"""
+_TRAINED_FILES = Path(__file__).parent / "trained_models"
 
 
 def make_demo_model(
@@ -51,37 +58,48 @@ def make_demo_model(
 ) -> None:
     """Write a model to `directory`, its text encoder under it, unless they are there.
 
-    `arch` is one of `ARCHITECTURES`, of `tiny_models.FAMILIES`, or `TRAINED`; the latter two have
-    fixed sizes.
+    `arch` is one of `ARCHITECTURES` or of `tiny_models.FAMILIES`; the latter have fixed sizes.
 
     Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
     visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
     Answers are words and end only at `max_tokens`. The model appears under its name when it is
     complete, not before. Raises ValueError rather than overwrite anything.
     """
-    is_fixed = image_size == _IMAGE_SIZE and sizes == TINY
-    if arch in FAMILIES and not is_fixed:
-        raise ValueError(f"arch is {arch!r}: its sizes are fixed, give no image_size or sizes")
-    families = {name: partial(_write_family, name) for name in FAMILIES}
-    writers: dict[str, Any] = {**ARCHITECTURES, TRAINED: _copy_trained, **families}
-    if arch not in writers:
-        raise ValueError(f"arch is {arch!r}: give one of {', '.join(writers)}")
-    if arch == TRAINED and (seed or not is_fixed):
-        raise ValueError(
-            f"seed is {seed} and image_size {image_size}: the trained model has seed 0 and size 168"
-        )
+    if arch in FAMILIES:
+        if image_size != _IMAGE_SIZE or sizes != TINY:
+            raise ValueError(f"arch is {arch!r}: its sizes are fixed, give no image_size or sizes")
+        wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed}
+        _make(directory, wanted, lambda model: describe_family(arch).write(model, seed))
+        return
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"arch is {arch!r}: give one of {', '.join([*ARCHITECTURES, *FAMILIES])}")
     if image_size < PATCH or image_size % PATCH:
         raise ValueError(f"image_size is {image_size}: give a positive multiple of {PATCH}")
-    directory = Path(directory).resolve()
-    wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
+    wanted = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
     if sizes != TINY:
         wanted["sizes"] = asdict(sizes)
+    write = ARCHITECTURES[arch]
+    _make(directory, wanted, lambda model: write(model, seed, image_size, sizes))
+
+
+def make_trained_model(directory: Path, arch: str = "llava-1.5") -> None:
+    """Write the trained model of an architecture to `directory`, as `make_demo_model` does."""
+    if arch not in TRAINED:
+        raise ValueError(f"arch is {arch!r}: give one that is trained, {' or '.join(TRAINED)}")
+    files = _TRAINED_FILES / arch
+    wanted: Config = {"recipe": _RECIPE, "arch": arch, "trained": True}
+    _make(directory, wanted, lambda model: shutil.copytree(files, model))
+
+
+def _make(directory: Path, wanted: Config, write: Callable[[Path], object]) -> None:
+    """Make the wanted model by `write`, unless it is there."""
+    directory = Path(directory).resolve()
     if _is_complete(directory, wanted):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as scratch:
         model = Path(scratch) / "model"
-        writers[arch](model, seed, image_size, sizes)
+        write(model)
         record = json.dumps(wanted | {"files": _file_sizes(model)}, indent=2)
         (model / _RECORD).write_text(record + "\n", encoding="utf-8")
         try:
@@ -91,17 +109,18 @@ def make_demo_model(
                 raise
 
 
-def _copy_trained(directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
-    shutil.copytree(_TRAINED_FILES, directory)
-
-
-def _write_family(name: str, directory: Path, seed: int, image_size: int, sizes: Sizes) -> None:
-    describe_family(name).write(directory, seed)
-
-
 def find_text_encoder(model: Path) -> Path | None:
     """The paired CLIP or SigLIP under a demo model's directory; None: it needs none."""
     return next((model / name for name in _TEXT_ENCODERS if (model / name).is_dir()), None)
+
+
+def pruning_flags(model: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Return the flags of `vllm serve` for a demo model's text encoder, and for some settings."""
+    text_encoder = find_text_encoder(model)
+    return [
+        *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
+        *(["--anchorprune-config", json.dumps(dict(settings))] if settings else []),
+    ]
 
 
 def describe(directory: Path) -> str:
@@ -140,7 +159,10 @@ def _flags(directory: Path) -> str:
 def _visual_tokens(directory: Path, config: Config) -> str:
     if config["model_type"] == "qwen2_5_vl":
         sizes = _read_json(directory / "preprocessor_config.json")
-        least, most = (sizes[name] // TOKEN**2 for name in ("min_pixels", "max_pixels"))
+        token = sizes["patch_size"] * sizes["merge_size"]
+        least, most = (sizes[name] // token**2 for name in ("min_pixels", "max_pixels"))
+        if least == most:
+            return f"{least} visual tokens per square image"
         return f"{least} visual tokens per small image, up to {most} per large one"
     tile = config["vision_config"]["image_size"]
     pinpoints = config.get("image_grid_pinpoints", [])

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo asks: the trained model, things it can know; the others, anything."""
+"""What the demo asks: trained models, things they can know; the others, anything."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from anchorprune_vllm.tools.clutter import cluttered_scene
 from anchorprune_vllm.tools.demo_media import Media, as_data_url, draw_clip, draw_picture
 from anchorprune_vllm.tools.demo_model import TRAINED
 from anchorprune_vllm.tools.eval_scores import is_right
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
+from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE
 
 _ANYTHING = "What is to be seen?"
 
@@ -28,7 +29,7 @@ class DemoQuestion:
 
 def questions_for(arch: str) -> Callable[[int], DemoQuestion]:
     """Number, also a negative one, to question; each about a picture or clip of its own."""
-    if arch == TRAINED:
+    if arch in TRAINED:
         return _about_a_scene
     draw = draw_clip if arch == "llava-video" else draw_picture
     return lambda number: DemoQuestion(draw(number), _ANYTHING)
@@ -36,7 +37,7 @@ def questions_for(arch: str) -> Callable[[int], DemoQuestion]:
 
 def _about_a_scene(number: int) -> DemoQuestion:
     """Seen by no training; not answered by yes or no, which is right half of the time."""
-    picture = scene(FIRST_TEST_SCENE + 10**6 + number)
+    picture = cluttered_scene(FIRST_TEST_SCENE + 10**6 + number)
     open_questions = [question for question in picture.questions if question.kind != "yes/no"]
     asked = open_questions[number % len(open_questions)]
     return DemoQuestion(Media("picture", as_data_url(picture.load())), asked.text, asked.answers)

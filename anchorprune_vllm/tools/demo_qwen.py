@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 from anchorprune_vllm.tools import demo_weights
 from anchorprune_vllm.tools.demo_files import write_checkpoint
 from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, Sizes
+from anchorprune_vllm.tools.demo_weights import Config, Sizes, Weights
 
 _PATCH = 14
-TOKEN = 2 * _PATCH  # the side of a visual token: 2 x 2 patches are merged
 
 # Pictures, videos and text in the order of the message: so does the hub's template.
 _CHAT_TEMPLATE = """\
@@ -39,7 +38,7 @@ _CHAT_TEMPLATE = """\
 # fmt: off
 
 
-def _config(tokenizer: Tokenizer, sizes: Sizes) -> Config:
+def qwen_config(tokenizer: Tokenizer, sizes: Sizes) -> Config:
     token_id = tokenizer.token_to_id
     vision = {"depth": 4, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128,
               "hidden_act": "silu", "in_chans": 3, "out_hidden_size": 128, "patch_size": _PATCH,
@@ -62,24 +61,24 @@ def _config(tokenizer: Tokenizer, sizes: Sizes) -> Config:
             "vision_config": vision, **sizes.text}
 
 
-def _image_processor_config(image_size: int) -> Config:
+def _image_processor_config(min_pixels: int, max_pixels: int, merge: int) -> Config:
     """For videos too: the hub has no other file for them."""
     return {"image_processor_type": "Qwen2VLImageProcessor",
             "processor_class": "Qwen2_5_VLProcessor",
-            "min_pixels": (2 * image_size) ** 2, "max_pixels": (6 * image_size) ** 2,
-            "patch_size": _PATCH, "temporal_patch_size": 2, "merge_size": 2,
+            "min_pixels": min_pixels, "max_pixels": max_pixels,
+            "patch_size": _PATCH, "temporal_patch_size": 2, "merge_size": merge,
             "image_mean": [0.48145466, 0.4578275, 0.40821073],
             "image_std": [0.26862954, 0.26130258, 0.27577711]}
 
 
-_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
              "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "Qwen2Tokenizer", "processor_class": "Qwen2_5_VLProcessor",
     "model_max_length": 4096, "padding_side": "left", "clean_up_tokenization_spaces": False,
     "add_prefix_space": False, "bos_token": None, "unk_token": None,
     "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-    "additional_special_tokens": _SPECIALS[1:]}
+    "additional_special_tokens": SPECIALS[1:]}
 
 
 # fmt: on
@@ -89,21 +88,34 @@ def write_qwen2_5_vl(directory: Path, seed: int, image_size: int, sizes: Sizes) 
     A small square one has so (image_size / 14)² visual tokens, as those of the LLaVAs.
     """
     draw = demo_weights.RandomWeights(seed)
-    tokenizer = make_qwen_tokenizer(_SPECIALS)
-    config = _config(tokenizer, sizes)
+    tokenizer = make_qwen_tokenizer(SPECIALS)
+    config = qwen_config(tokenizer, sizes)
     weights = demo_weights.qwen_vision_tower(draw, config["vision_config"])
     weights |= demo_weights.language_model(
         draw, config, tokenizer, prefix="", space="Ġ", qkv_bias=0.5
     )
+    pixels = (2 * image_size) ** 2, (6 * image_size) ** 2
+    write_qwen_files(directory, config, weights, tokenizer, pixels)
+
+
+def write_qwen_files(
+    directory: Path,
+    config: Config,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    pixels: tuple[int, int],
+) -> None:
+    """A Qwen2.5-VL, as on the hub; pixels: the least and the most that an image is scaled to."""
     specials = {"bos_token_id": config["bos_token_id"], "pad_token_id": config["bos_token_id"]}
     ends = [config["eos_token_id"], config["bos_token_id"]]
+    merge = config["vision_config"]["spatial_merge_size"]
     write_checkpoint(
         directory,
         weights,
         {
             "config.json": config,
             "generation_config.json": specials | {"eos_token_id": ends, "do_sample": False},
-            "preprocessor_config.json": _image_processor_config(image_size),
+            "preprocessor_config.json": _image_processor_config(*pixels, merge),
             "tokenizer_config.json": _TOKENIZER_CONFIG,
             "tokenizer.json": tokenizer.to_str(pretty=True),
             "chat_template.jinja": _CHAT_TEMPLATE,

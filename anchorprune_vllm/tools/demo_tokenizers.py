@@ -91,9 +91,9 @@ def make_clip_tokenizer(more_words: str = "") -> Tokenizer:
     return tokenizer
 
 
-def make_qwen_tokenizer(specials: list[str]) -> Tokenizer:
+def make_qwen_tokenizer(specials: list[str], more_words: str = "") -> Tokenizer:
     """Qwen2's pipeline: bytes, `Ġ` for a space before a word, nothing put before or after."""
-    first_words = (_PROMPT_WORDS + " " + _CHAT_WORDS).split()
+    first_words = f"{_PROMPT_WORDS} {_CHAT_WORDS} {more_words}".split()
     merges = _learn_merges(["Ġ" + word for word in WORDS.split() + first_words] + first_words)
     ids = _number(sorted(splitters.ByteLevel.alphabet()), (a + b for a, b in merges))
     tokenizer = Tokenizer(models.BPE(ids, merges))

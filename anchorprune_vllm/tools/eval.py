@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from anchorprune_vllm.tools.checks import check_model, check_out
 from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
-from anchorprune_vllm.tools.eval_plan import BLIND, Configuration, EngineRuns, engine_runs
+from anchorprune_vllm.tools.eval_plan import BLIND, PERFECT, Configuration, EngineRuns, engine_runs
 from anchorprune_vllm.tools.eval_results import RESULTS_FILE, Results, Run
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
@@ -42,6 +43,8 @@ class Evaluation:
     text_encoder: str | None = None
     max_tokens: int = 16
     prompt: str = "{question}"
+    ceiling: bool = False
+    """Whether AnchorPrune also runs with perfect relevance, on data that knows where things are."""
     add_special_tokens: bool = False
     """Whether the tokenizer's own are put before the chat, such as `<s>`; a server does not."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +67,15 @@ def run_eval(wanted: Evaluation) -> Results:
     elif beside := find_text_encoder(Path(wanted.model)):
         text_encoder = str(beside)
     data = load_data(wanted.data, wanted.limit)
+    if wanted.ceiling:
+        if not any(part.knows_places for part in data):
+            names = ", ".join(part.name for part in data)
+            raise ValueError(
+                f"--ceiling: {names} cannot tell where the things are that a question is about; "
+                "give --data clutter"
+            )
+        # A function tells the model about them, in the engine's own process on a GPU.
+        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
 
     from anchorprune_vllm.tools.eval_engine import check_engine, device_name
 
@@ -87,7 +99,14 @@ def run_eval(wanted: Evaluation) -> Results:
     if wanted.command not in results.commands:
         results.commands.append(wanted.command)
     plan = list(
-        engine_runs(wanted.methods, wanted.budgets, wanted.scopes, wanted.positions, text_encoder)
+        engine_runs(
+            wanted.methods,
+            wanted.budgets,
+            wanted.scopes,
+            wanted.positions,
+            text_encoder,
+            wanted.ceiling,
+        )
     )
     for engine in plan:
         check_engine(wanted.model, engine.settings, wanted.engine_args)
@@ -109,9 +128,14 @@ def _run_all(
     """One engine after the other; those with nothing left to do are not started."""
     from anchorprune_vllm.tools.eval_engine import ask, start_engine
 
-    todo = [(engine, _missing(engine, results)) for engine in plan]
-    runs = sum(len(engine.configurations) * len(results.data) for engine in plan)
-    left = sum(len(missing) for _, missing in todo)
+    todo = []
+    runs = left = 0
+    for engine in plan:
+        asked = _asked(engine, results.data)
+        missing = [(each, data) for each, data in asked if (each, data.name) not in results]
+        todo.append((engine, missing))
+        runs += len(asked)
+        left += len(missing)
     if left < runs:
         console.print(f"{runs - left} of {runs} runs are there already", highlight=False)
     with Progress(
@@ -148,12 +172,13 @@ def _run_all(
         progress.update(bar, description="done")
 
 
-def _missing(engine: EngineRuns, results: Results) -> list[tuple[Configuration, DataSet]]:
+def _asked(engine: EngineRuns, data: Sequence[DataSet]) -> list[tuple[Configuration, DataSet]]:
+    """Return what an engine is asked; perfect relevance wants data that knows where things are."""
     return [
-        (configuration, data)
+        (configuration, part)
         for configuration in engine.configurations
-        for data in results.data
-        if (configuration, data.name) not in results
+        for part in data
+        if configuration.method != PERFECT or part.knows_places
     ]
 
 

@@ -65,6 +65,12 @@ def add_eval(commands: Any) -> None:
         help=f"of {', '.join(POSITIONS)} (default: the model's own)",
     )
     command.add_argument(
+        "--ceiling",
+        action="store_true",
+        help="also run AnchorPrune with perfect relevance: 1 on the things that a question is "
+        "about, 0 elsewhere; needs --data clutter, which knows where they are",
+    )
+    command.add_argument(
         "--limit",
         type=_limit,
         default=2000,
@@ -116,6 +122,7 @@ def _eval(args: argparse.Namespace) -> None:
             scopes=args.query,
             positions=args.positions,
             limit=args.limit,
+            ceiling=args.ceiling,
             text_encoder=args.text_encoder,
             max_tokens=args.max_tokens,
             prompt=args.prompt,

@@ -40,6 +40,11 @@ class DataSet:
     def kind_of(self) -> list[str]:
         return [question.kind for question in self.questions]
 
+    @property
+    def knows_places(self) -> bool:
+        """Whether any question says where the things are that it is about."""
+        return any(question.about for question in self.questions)
+
     def fingerprint(self) -> str:
         """Identifies the questions and their answers, not the pixels."""
         asked = [

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
@@ -17,9 +18,10 @@ from vllm import LLM, EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 
 from anchorprune_vllm.config import CONFIG_KEY
+from anchorprune_vllm.tools.asked_thing import tell
 from anchorprune_vllm.tools.engine_options import check_engine_options, refusal
 from anchorprune_vllm.tools.eval_data import DataSet
-from anchorprune_vllm.tools.eval_plan import Configuration
+from anchorprune_vllm.tools.eval_plan import PERFECT, Configuration
 
 _AT_ONCE = 256  # questions given to the engine together, between two steps of the progress bar
 
@@ -113,8 +115,11 @@ def ask(
         override = {CONFIG_KEY: choice}
     answers: list[str] = []
     prompt_tokens = 0
-    for start in range(0, len(data.questions), _AT_ONCE):
-        numbers = range(len(data.questions))[start : start + _AT_ONCE]
+    at_once = 1 if configuration.method == PERFECT else _AT_ONCE
+    for start in range(0, len(data.questions), at_once):
+        numbers = range(len(data.questions))[start : start + at_once]
+        if configuration.method == PERFECT:
+            llm.apply_model(partial(tell, boxes=data.questions[start].about))
         outputs = llm.chat(
             _conversations(data, numbers, prompt),
             params,

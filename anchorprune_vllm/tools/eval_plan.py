@@ -15,6 +15,8 @@ FULL = "Full"
 """In place of a method: the model without pruning."""
 BLIND = "blind"
 """In place of a method: guesses without the picture."""
+PERFECT = "perfect relevance"
+"""In place of a method: AnchorPrune, told where the things are that a question is about."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,20 @@ def engine_runs(
     scopes: Sequence[str],
     positions: Sequence[str | None],
     text_encoder: str | None,
+    ceiling: bool = False,
 ) -> Iterator[EngineRuns]:
     """The unpruned model, then an engine for each method and each kind of positions.
 
-    Budget and query are chosen by each request.
+    Budget and query are chosen by each request. ceiling: AnchorPrune with perfect relevance too,
+    set as the first AnchorPrune among the methods.
     """
     yield EngineRuns(None, (Configuration(FULL),))
+    named = [(str(method), method) for method in methods]
+    if ceiling:
+        ours = (method for method in methods if method.name == known.ANCHORPRUNE)
+        named.append((PERFECT, next(ours, Method(known.ANCHORPRUNE))))
     for place in positions:
-        for method in methods:
+        for name, method in named:
             # Memory is measured at start-up: for the most that a request may keep.
             settings = {"budget": "100%", **method.settings()}
             if text_encoder is not None:
@@ -69,7 +77,7 @@ def engine_runs(
             yield EngineRuns(
                 settings,
                 tuple(
-                    Configuration(str(method), place, scope, budget)
+                    Configuration(name, place, scope, budget)
                     for scope in (scopes if asks else scopes[:1])
                     for budget in budgets
                 ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -39,6 +39,17 @@ class Question:
     """Where the things are that it takes to answer, the named one first; (): not known."""
 
 
+class Shown(NamedTuple):
+    """A thing in a picture."""
+
+    colour: str
+    shape: str
+    letters: str = ""
+    """Those written on it, or the one that it is."""
+    box: Box | None = None
+    """Where it is; None: not known."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """A picture, drawn or read when it is asked for, and what is asked about it."""
@@ -46,6 +57,8 @@ class Picture:
     load: Callable[[], Image.Image]
     questions: tuple[Question, ...]
     caption: str | None = None
+    things: tuple[Shown, ...] = ()
+    """Each thing in it, as far as they are known; only training reads them."""
 
 
 def easy_vqa(split: str) -> list[Picture]:
@@ -64,10 +77,14 @@ def easy_vqa(split: str) -> list[Picture]:
     asked: dict[int, list[Question]] = defaultdict(list)
     for text, answer, number in zip(texts, answers, numbers, strict=True):
         asked[number].append(Question(text, (answer,), kind_of(answer)))
-    return [
-        Picture(partial(_read, Path(paths[number])), tuple(questions), _caption(questions))
-        for number, questions in sorted(asked.items())
-    ]
+    found = []
+    for number, questions in sorted(asked.items()):
+        things = _thing(questions)
+        caption = f"a {things[0].colour} {things[0].shape}" if things else None
+        found.append(
+            Picture(partial(_read, Path(paths[number])), tuple(questions), caption, things)
+        )
+    return found
 
 
 def jsonl(path: Path) -> list[Picture]:
@@ -105,8 +122,8 @@ def kind_of(answer: str) -> str:
     return "shape" if answer in SHAPES else "colour"
 
 
-def _caption(questions: Sequence[Question]) -> str | None:
-    """What an easy-vqa picture shows, as far as its questions tell."""
+def _thing(questions: Sequence[Question]) -> tuple[Shown, ...]:
+    """Return the one thing of an easy-vqa picture, if its questions tell colour and shape."""
     known: dict[str, str] = {}
     for question in questions:
         (answer,) = question.answers
@@ -121,8 +138,8 @@ def _caption(questions: Sequence[Question]) -> str | None:
                     if word in names:
                         known[kind] = word
     if known.keys() != {"colour", "shape"}:
-        return None
-    return f"a {known['colour']} {known['shape']}"
+        return ()
+    return (Shown(known["colour"], known["shape"]),)
 
 
 def _parse(row: Mapping[str, Any]) -> tuple[str, Question]:

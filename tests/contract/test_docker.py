@@ -28,6 +28,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from anchorprune_vllm.compat.hooks import TESTED
 from anchorprune_vllm.tools import cli
+from anchorprune_vllm.tools.demo_model import TRAINED
 from tests.support.cli_args import make_arg_parser
 from tests.support.dockerfile import Dockerfile, is_sent
 
@@ -171,7 +172,11 @@ def test_the_cpu_image_serves_the_model_that_it_makes() -> None:
     folder = f"{CPU.of('WORKDIR')[0]}/{cli._parser().parse_args(made[1:]).directory}"
     args = serve(*CPU.words("CMD"))
     assert args.model_tag == folder
-    assert args.hf_overrides["anchorprune"] == {"budget": "16", "text_encoder": f"{folder}/clip"}
+    assert args.hf_overrides["anchorprune"] == {
+        "budget": "16",
+        "text_encoder": f"{folder}/clip",
+        **TRAINED["llava-1.5"],
+    }
     assert args.enforce_eager  # there is no compiler
     (copied,) = (copy for copy in CPU.copies() if copy.stage)
     assert copied.sources == [copied.target] == CPU.of("WORKDIR")[:1]

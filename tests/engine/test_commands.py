@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from anchorprune_vllm.tools.bench import serve
 from anchorprune_vllm.tools.bench.contenders import Contender
 from anchorprune_vllm.tools.cli import main
+from anchorprune_vllm.tools.demo_model import TRAINED
 
 TIMEOUT = 240
 
@@ -37,18 +39,23 @@ def demo(directory: Path, *args: str) -> subprocess.Popen[str]:
     )
 
 
-def test_demo(tmp_path: Path) -> None:
-    process = demo(tmp_path, "--budgets", "100%,16,2", "--images", "1")
+@pytest.mark.parametrize("arch", TRAINED)
+def test_demo(arch: str, tmp_path: Path) -> None:
+    process = demo(tmp_path, "--arch", arch, "--budgets", "100%,16,2", "--images", "1")
     output = process.communicate(timeout=TIMEOUT)[0]
     assert process.returncode == 0, output
     rows = [line.split("│")[1:5] for line in output.splitlines() if "│" in line]
     table = {name.strip(): columns for name, *columns in rows if columns[0].strip()}
     tokens = {budget: int(columns[0]) for budget, columns in table.items()}
     text = tokens["16 (server)"] - 16
-    assert tokens == {"100% (unpruned)": text + 144, "16 (server)": text + 16, "2": text + 2}
+    assert tokens == {"100% (unpruned)": text + 256, "16 (server)": text + 16, "2": text + 2}
     right = {budget: int(columns[2]) for budget, columns in table.items()}
-    assert right["100% (unpruned)"] >= 36
-    assert right["16 (server)"] > right["2"] + 10
+    assert right["100% (unpruned)"] >= 32  # of 40
+    assert right["100% (unpruned)"] > right["16 (server)"] > right["2"]
+    kept = [line for line in output.splitlines() if re.fullmatch("(██|▒▒|··){16}", line)]
+    assert len(kept) == 16
+    assert sum(line.count("██") + line.count("▒▒") for line in kept) == 16
+    assert (tmp_path / "example.html").is_file()
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -64,12 +71,13 @@ def test_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     demos = [demo(tmp_path / str(number)) for number in signals]
     started: dict[int, set[psutil.Process]] = {process.pid: set() for process in demos}
     deadline = time.monotonic() + TIMEOUT
-    # The engine's own processes are there once the server has begun to load the model.
-    while min(map(len, started.values())) < 3 and time.monotonic() < deadline:
+    # The engine's own processes, and the one that draws an example, are there once the server has
+    # begun to load the model.
+    while min(map(len, started.values())) < 4 and time.monotonic() < deadline:
         for pid, children in started.items():
             children.update(psutil.Process(pid).children(recursive=True))
         time.sleep(0.2)
-    assert min(map(len, started.values())) >= 3
+    assert min(map(len, started.values())) >= 4
     for process, number in zip(demos, signals, strict=True):
         process.send_signal(number)
     for process in demos:

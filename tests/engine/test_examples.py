@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from anchorprune_vllm.tools.clutter import cluttered_scene
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
 from anchorprune_vllm.tools.server import VllmServer
 from tests.support.examples import Script, run_example
@@ -35,17 +36,17 @@ def test_offline(tmp_path: Path) -> None:
     ]
     *asked, (last, *tokens) = rows
     assert last == "prompt tokens, all"
-    unpruned, sixteen, four = map(int, tokens)
-    assert (unpruned - sixteen, sixteen - four) == (6 * (144 - 16), 6 * (16 - 4))
-    # What the model says with all tokens is right for all of these.
+    unpruned, many, few = map(int, tokens)
+    assert (unpruned - many, many - few) == (6 * (256 - 64), 6 * (64 - 16))
     by_text = {
         (number, question.text): question.answers
         for number in range(6)
-        for question in scene(FIRST_TEST_SCENE + number).questions
+        for question in cluttered_scene(FIRST_TEST_SCENE + number).questions
     }
     assert len(asked) == 6
-    for number, (question, answer, _, _) in enumerate(asked):
-        assert answer in by_text[number, question]
+    # With all tokens the model knows most of these.
+    right = [answer in by_text[number, text] for number, (text, answer, _, _) in enumerate(asked)]
+    assert sum(right) >= 4
 
 
 def test_video(tmp_path: Path) -> None:

@@ -1,49 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trained model that comes with the package: it answers, on the engine and pruned as well."""
+"""The trained models that come with the package: they answer, on the engine and pruned as well."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoProcessor, LlavaForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
-from anchorprune_vllm.tools.eval_data import DataSet, load_data
+from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
+from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
 from anchorprune_vllm.tools.eval_engine import ask
-from anchorprune_vllm.tools.eval_plan import Configuration
+from anchorprune_vllm.tools.eval_plan import PERFECT, Configuration
 from anchorprune_vllm.tools.eval_scores import is_right
 from tests.support.engine import make_engine
 
+RIGHT_UNPRUNED = {"clutter": 0.8, "scenes": 0.95, "easy-vqa": 0.95}
+"""Both models are better than this; docs/accuracy.md has their figures."""
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def arch(request: pytest.FixtureRequest) -> str:
+    return request.param
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tmp_path_factory.mktemp("demo") / TRAINED
-    make_demo_model(model, arch=TRAINED)
+def model(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("demo") / f"trained-{arch}"
+    make_trained_model(model, arch)
     return model
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[LLM]:
-    with make_engine(model, "100%") as llm:
+def engine(arch: str, model: Path) -> Iterator[LLM]:
+    with make_engine(model, "100%", settings=TRAINED[arch]) as llm:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["easy-vqa", "scenes"])
+@pytest.fixture(scope="module", params=RIGHT_UNPRUNED)
 def data(request: pytest.FixtureRequest) -> DataSet:
     return load_data([request.param], 300)[0]
 
 
-def answers(llm: LLM, data: DataSet, budget: str) -> list[str]:
-    configuration = Configuration("anchorprune", None, "turn", budget)
+def answers(llm: LLM, data: DataSet, budget: str, method: str = "anchorprune") -> list[str]:
     found, _ = ask(
         llm,
         data,
-        configuration,
+        Configuration(method, None, "turn", budget),
         prompt="{question}",
         max_tokens=4,
         add_special_tokens=False,
@@ -62,34 +68,43 @@ def test_unpruned_answers_are_those_of_transformers(
     engine: LLM, model: Path, data: DataSet
 ) -> None:
     processor = AutoProcessor.from_pretrained(model)
-    llava = LlavaForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval()
+    same = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
     few = DataSet(data.name, data.pictures[:4])
     expected = []
     for picture, question in zip(few.picture_of, few.questions, strict=True):
-        chat = [
-            {
-                "role": "user",
-                "content": [{"type": "image"}, {"type": "text", "text": question.text}],
-            }
-        ]
+        content = [{"type": "image"}, {"type": "text", "text": question.text}]
         inputs = processor(
-            text=processor.apply_chat_template(chat, add_generation_prompt=True),
+            text=processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            ),
             images=few.pictures[picture].load(),
             return_tensors="pt",
             add_special_tokens=False,
         )
-        written = llava.generate(**inputs, max_new_tokens=4, do_sample=False)
+        written = same.generate(**inputs, max_new_tokens=4, do_sample=False)
         new = written[0, inputs.input_ids.shape[1] :]
-        expected.append(processor.decode(new, skip_special_tokens=True))
+        expected.append(processor.decode(new, skip_special_tokens=True).strip())
     assert [answer.strip() for answer in answers(engine, few, "100%")] == expected
 
 
-def test_accuracy_is_as_published_and_falls_with_the_budget(
-    engine: LLM, model: Path, data: DataSet
-) -> None:
-    published = json.loads((model / "scores.json").read_text())[data.name]
-    shares = [accuracy(data, answers(engine, data, budget)) for budget in ("100%", "11.1%", "1")]
-    assert shares[0] == pytest.approx(published["model"]["all"], abs=0.03)
-    assert shares[0] > 0.95
-    assert shares[0] > shares[1] > published["without the picture"]["all"] + 0.1
-    assert shares[1] > shares[2] + 0.1
+def test_answers_are_right_and_fewer_with_a_small_budget(engine: LLM, data: DataSet) -> None:
+    """A tenth of the tokens says far more than the question alone, and more than one token."""
+    guesses = blind_guesses(data.name)
+    blind = accuracy(data, [guesses.get(question.text, "") for question in data.questions])
+    whole, tenth, one = (
+        accuracy(data, answers(engine, data, budget)) for budget in ("100%", "11.1%", "1")
+    )
+    assert whole > RIGHT_UNPRUNED[data.name]
+    assert whole > tenth - 0.02  # of 300 questions
+    assert tenth > blind + 0.1
+    assert tenth > one
+
+
+def test_a_relevance_that_is_never_wrong_finds_more(arch: str, model: Path) -> None:
+    """Told where things are, the anchor is on them: a small budget then answers what it did not."""
+    (data,) = load_data(["clutter"], 300)
+    # An engine of its own, as a model that was told where to look goes on to look there.
+    with make_engine(model, "100%", settings=TRAINED[arch]) as llm:
+        own = accuracy(data, answers(llm, data, "5.6%"))
+        told = accuracy(data, answers(llm, data, "5.6%", PERFECT))
+    assert told > own

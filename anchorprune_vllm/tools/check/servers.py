@@ -13,11 +13,10 @@ from openai import OpenAI, OpenAIError
 
 from anchorprune_vllm.tools.asking import connect
 from anchorprune_vllm.tools.check.findings import Finding
-from anchorprune_vllm.tools.demo_model import TRAINED, find_text_encoder, make_demo_model
+from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model, pruning_flags
 from anchorprune_vllm.tools.demo_questions import DemoQuestion, questions_for
 from anchorprune_vllm.tools.server import VllmServer, tail
 
-ARCHITECTURES = (TRAINED, "qwen2.5-vl")
 _QUESTIONS = 4
 _TOLERANCE = 0.02
 """Of a log-probability: other kernels round in another way."""
@@ -50,10 +49,10 @@ class Token(NamedTuple):
 
 
 def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
-    """Serve each tiny model in each way that this machine has."""
-    for arch in ARCHITECTURES:
-        model = directory / arch
-        make_demo_model(model, arch=arch)
+    """Serve each trained model in each way that this machine has."""
+    for arch in TRAINED:
+        model = directory / f"trained-{arch}"
+        make_trained_model(model, arch)
         expected = None
         for variant in VARIANTS:
             name = f"{arch}: {variant}"
@@ -95,10 +94,9 @@ def why_not(variant: Variant, device: torch.device) -> str:
 
 
 def _answers(model: Path, arch: str, variant: Variant, log: Path) -> list[list[Token]]:
-    encoder = find_text_encoder(model)
     flags = [
         *("--anchorprune-budget", "16", "--served-model-name", "tiny", "--dtype", "float32"),
-        *(["--anchorprune-text-encoder", str(encoder)] if encoder else []),
+        *pruning_flags(model, TRAINED[arch]),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M"),
         *(["--enforce-eager"] if variant.is_eager else []),
     ]

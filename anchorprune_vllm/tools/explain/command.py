@@ -39,9 +39,10 @@ def add_explain(commands: Any) -> None:
     command.add_argument(
         "media",
         nargs="?",
-        default="scene:0",
+        default="clutter:0",
         metavar="IMAGE_OR_VIDEO",
-        help="a file; scene:NUMBER (default: scene:0): a drawn one, with a question of its own",
+        help="a file; clutter:NUMBER (default: clutter:0) or scene:NUMBER: a drawn one, full or "
+        "simple, with a question of its own",
     )
     command.add_argument("question", nargs="?", metavar="QUESTION", help="what is asked about it")
     add_methods(command, "; several make a grid")

@@ -11,10 +11,11 @@ from pathlib import Path
 import cv2
 from PIL import Image, UnidentifiedImageError
 
+from anchorprune_vllm.tools.clutter import cluttered_scene
 from anchorprune_vllm.tools.demo_media import Media, as_data_url
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, TEST_SCENES, scene
 
-_SCENE = "scene:"
+_DRAWN = {"clutter": cluttered_scene, "scene": scene}
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,13 @@ class Asked:
 
 
 def read_asked(name: str, question: str | None) -> Asked:
-    """A file, or `scene:NUMBER`, which brings a question of its own; ValueError for the rest."""
-    if name.startswith(_SCENE):
-        media, own = _drawn(name.removeprefix(_SCENE))
+    """Read a file, or draw `clutter:NUMBER` or `scene:NUMBER`, which bring questions of their own.
+
+    Raises ValueError for anything else.
+    """
+    kind, colon, number = name.partition(":")
+    if colon and kind in _DRAWN:
+        media, own = _drawn(kind, number)
     else:
         media, own = _read(Path(name)), None
     asked = own if question is None else question
@@ -41,13 +46,13 @@ def read_asked(name: str, question: str | None) -> Asked:
     return Asked(name, media, asked)
 
 
-def _drawn(number: str) -> tuple[Media, str]:
-    """One of the scenes for tests, and the first question that is not answered by yes or no."""
+def _drawn(kind: str, number: str) -> tuple[Media, str]:
+    """Draw a scene for tests, and take its first question that is not answered by yes or no."""
     if not number.isdecimal() or int(number) >= TEST_SCENES:
         raise ValueError(
-            f"there is no scene {number!r}: give scene:0 to scene:{TEST_SCENES - 1}, or a file"
+            f"there is no {kind} {number!r}: give {kind}:0 to {kind}:{TEST_SCENES - 1}, or a file"
         )
-    picture = scene(FIRST_TEST_SCENE + int(number))
+    picture = _DRAWN[kind](FIRST_TEST_SCENE + int(number))
     question = next(each for each in picture.questions if each.kind != "yes/no")
     return Media("picture", as_data_url(picture.load())), question.text
 
@@ -55,7 +60,7 @@ def _drawn(number: str) -> tuple[Media, str]:
 def _read(path: Path) -> Media:
     if not path.is_file():
         raise ValueError(
-            f"there is no file {path}: give a picture or a video, or scene:NUMBER for a drawn one"
+            f"there is no file {path}: give a picture or a video, or clutter:NUMBER for a drawn one"
         )
     kind = "picture" if _is_picture(path) else "clip"
     if kind == "clip" and not _is_video(path):

@@ -14,13 +14,13 @@ from typing import Any
 
 from anchorprune_vllm.tools.checks import check_model, is_writable
 from anchorprune_vllm.tools.chosen_methods import Method
-from anchorprune_vllm.tools.demo_model import TRAINED, make_demo_model
+from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
 from anchorprune_vllm.tools.explain.explanation import Explanation
 from anchorprune_vllm.tools.explain.media import read_asked
 
 DEMO = "demo"
-"""In place of a model: the trained demo model, made where `anchorprune demo` has its models."""
-_DEMO_MODEL = Path(".demo") / TRAINED
+"""In place of a model: the trained LLaVA, made where `anchorprune demo` has its models."""
+_DEMO_MODEL = Path(".demo") / "trained-llava-1.5"
 _SUFFIXES = (".png", ".html")
 
 
@@ -68,10 +68,11 @@ def run_explain(wanted: Wanted) -> Explanation:
 def explain(wanted: Wanted) -> Explanation:
     """Look with each method in turn: a server has one, and so does a loaded model."""
     asked = read_asked(wanted.media, wanted.question)
-    model = wanted.model
+    model, methods = wanted.model, wanted.methods
     if model == DEMO:
-        make_demo_model(_DEMO_MODEL, arch=TRAINED)
+        make_trained_model(_DEMO_MODEL)
         model = str(_DEMO_MODEL)
+        methods = [method.with_defaults(TRAINED["llava-1.5"]) for method in methods]
     check_model(model)
     shared: dict[str, Any] = {"query": wanted.query}
     if wanted.text_encoder is not None:
@@ -85,7 +86,7 @@ def explain(wanted: Wanted) -> Explanation:
     check_engine_options(wanted.engine_args)
     looks = []
     with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
-        for method in wanted.methods:
+        for method in methods:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))

@@ -32,9 +32,6 @@ def test_help(name: str) -> None:
         (["video.py", "no.mp4"], "there is no file no.mp4: give a video"),
         (["video.py", "--budgets", "16,200%"], "Budget '200%' is not allowed"),
         (["video.py", "--frames", "0"], "'0' is not a whole number of at least 1"),
-        (["train_demo_model.py", "out", "--passes", "0"], "'0' is not a whole number of at least"),
-        (["train_demo_model.py", "out", "--stop-after", "0"], "'0' is not a whole number of at le"),
-        (["train_demo_model.py", "out", "--stop-after", "-1"], "'-1' is not a whole number of at"),
         (["openai_client.py", "--image", "no.png"], "there is no file no.png: give a picture"),
     ],
 )

@@ -54,13 +54,14 @@ def test_refusals(args: list[str], variables: dict[str, str], words: str) -> Non
 
 def test_without_settings_it_serves_the_small_model() -> None:
     make, _ = SCRIPT.dry_run()
-    assert make == ["anchorprune", "demo-model", ".demo/trained"]
+    assert make == ["anchorprune", "demo-model", ".demo/trained-llava-1.5"]
     args = served()
-    assert args.model_tag == ".demo/trained"
+    assert args.model_tag == ".demo/trained-llava-1.5"
     assert args.hf_overrides["anchorprune"] == {
         "budget": "16",
         "method": "anchorprune",
-        "text_encoder": ".demo/trained/clip",
+        "text_encoder": ".demo/trained-llava-1.5/clip",
+        "similarity": "raw",
     }
     assert (args.host, args.port, args.served_model_name) == ("127.0.0.1", 8000, ["demo"])
     assert args.trust_request_mm_kwargs  # as openai_client.py needs it

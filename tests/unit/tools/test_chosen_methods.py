@@ -39,6 +39,24 @@ def test_options_have_their_types() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("anchorprune", "anchorprune:similarity=raw"),
+        ("anchorprune:tau=0.1", "anchorprune:similarity=raw,tau=0.1"),
+        ("anchorprune:similarity=negated", "anchorprune:similarity=negated"),  # its own comes first
+        ("cdpruner", "cdpruner:similarity=raw"),
+        ("divprune", "divprune"),  # does not look at the question
+    ],
+)
+def test_defaults_are_for_methods_that_look_at_the_question(given: str, expected: str) -> None:
+    (method,) = parse_methods([given])
+    with_defaults = method.with_defaults({"similarity": "raw"})
+    assert str(with_defaults) == expected
+    assert [with_defaults] == parse_methods([expected])
+    assert method.with_defaults({}) == method
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("anchorprun", "method must be one of anchorprune"),

@@ -8,18 +8,46 @@ from typing import Any
 
 import pytest
 
+from anchorprune_vllm.tools import demo_model
 from anchorprune_vllm.tools.cli import main
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES
+from anchorprune_vllm.tools.demo_model import ARCHITECTURES, TRAINED
+from anchorprune_vllm.tools.demo_weights import TINY
 
 SERVE = ["bench", "serve", "--shape", "llava-1.5"]
 QUESTIONS = ["bench", "questions", "--shape", "llava-1.5"]
 
 
+def record_of(model: Path) -> dict[str, Any]:
+    return json.loads((model / "demo_model.json").read_text())
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_demo_model(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo-model", str(tmp_path / "model"), "--arch", arch]) == 0
+def test_demo_model_with_random_weights(
+    arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A seed asks for them where there are trained ones; elsewhere it is 0 by itself."""
+    seed = [] if arch not in TRAINED else ["--seed", "3"]
+    assert main(["demo-model", str(tmp_path / "model"), "--arch", arch, *seed]) == 0
     assert "144 visual tokens per" in capsys.readouterr().out
-    assert json.loads((tmp_path / "model" / "demo_model.json").read_text())["arch"] == arch
+    record = record_of(tmp_path / "model")
+    assert (record["arch"], record["seed"]) == (arch, 3 if seed else 0)
+
+
+@pytest.mark.parametrize("arch", TRAINED)
+def test_demo_model_is_trained_unless_there_is_a_seed(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ARCHITECTURES[arch](tmp_path / "package" / arch, 5, 28, TINY)
+    monkeypatch.setattr(demo_model, "_TRAINED_FILES", tmp_path / "package")
+    assert main(["demo-model", str(tmp_path / "model"), "--arch", arch]) == 0
+    assert "4 visual tokens per" in capsys.readouterr().out
+    record = record_of(tmp_path / "model")
+    assert (record["arch"], record["trained"]) == (arch, True)
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "package" / arch / "model.safetensors").read_bytes()
+    # A trained model and one with random weights do not pass for each other.
+    assert main(["demo-model", str(tmp_path / "model"), "--arch", arch, "--seed", "0"]) == 1
+    assert "remove it, or choose another directory" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +76,7 @@ def test_signals_stop_a_command(
         signal.raise_signal(number)
         raise AssertionError("not reached")
 
-    monkeypatch.setattr("anchorprune_vllm.tools.demo_model.make_demo_model", stopped)
+    monkeypatch.setattr("anchorprune_vllm.tools.demo_model.make_trained_model", stopped)
     # As a shell starts background jobs.
     before = signal.signal(number, signal.SIG_IGN)
     try:
@@ -85,9 +113,9 @@ def test_benchmarks_that_cannot_start(
         (["demo", "--budgets", "16,x"], "Budget 'x' is not allowed"),
         (
             ["demo-model", "d", "--arch", "x"],
-            "invalid choice: 'x' (choose from 'trained', 'llava-1.5', ",
+            "invalid choice: 'x' (choose from 'llava-1.5', ",
         ),
-        (["demo", "--arch", "x"], f"--arch {{trained,{','.join(ARCHITECTURES)}}}]"),
+        (["demo", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
         (["bench"], "the following arguments are required: KIND"),
         (["bench", "parts", "--repeats", "-1"], "is not a whole number of at least 1"),
         (["bench", "serve"], "one of the arguments --shape --model is required"),

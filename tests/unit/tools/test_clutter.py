@@ -71,8 +71,8 @@ def test_a_question_knows_what_it_is_about() -> None:
                 assert question.about == ()
             if found := re.search(r"left of the (\w+ \w+)", question.text):
                 thing, (left, top, right, bottom) = named[found[1]], question.about[0]
-                assert left < (thing.column + 0.5) / 6 < right
-                assert top < (thing.row + 0.5) / 6 < bottom
+                assert left < (thing.column + 0.5) / 8 < right
+                assert top < (thing.row + 0.5) / 8 < bottom
                 assert question.about[1][2] == pytest.approx(left)
 
 

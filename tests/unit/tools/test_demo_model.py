@@ -20,10 +20,19 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
 )
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.tools import demo_model
-from anchorprune_vllm.tools.demo_model import describe, make_demo_model
+from anchorprune_vllm.tools.demo_model import (
+    TRAINED,
+    describe,
+    make_demo_model,
+    make_trained_model,
+    pruning_flags,
+)
 from anchorprune_vllm.tools.demo_tokenizers import WORDS
+from tests.support.cli_args import make_arg_parser
 
 QUESTIONS = ["What is in this picture?", "How many people are there?", "Where is the dog?"]
 TEXTS = [
@@ -374,6 +383,25 @@ def test_another_or_a_damaged_demo_model_is_refused(tmp_path):
 def test_arch_must_be_known(tmp_path):
     with pytest.raises(ValueError, match=r"arch is 'blip': give one of llava-1\.5, llava-next"):
         make_demo_model(tmp_path / "model", arch="blip")
+
+
+def test_only_some_are_trained(tmp_path):
+    with pytest.raises(ValueError, match=r"arch is 'llava-next': give one .*, llava-1\.5 or qwen2"):
+        make_trained_model(tmp_path / "model", "llava-next")
+
+
+@pytest.mark.parametrize("arch", TRAINED)
+def test_settings_of_trained_models_are_the_server_s(arch, demo_models):
+    """`vllm serve` reads them from the flags as `PruneConfig` does from the dictionary."""
+    model = demo_models(arch)
+    flags = pruning_flags(model, TRAINED[arch])
+    serve = make_arg_parser(FlexibleArgumentParser())
+    args = serve.parse_args([str(model), "--anchorprune-budget", "16", *flags])
+    settings = {"budget": "16", **TRAINED[arch]}
+    if arch == "llava-1.5":
+        settings["text_encoder"] = str(model / "clip")
+    assert args.hf_overrides["anchorprune"] == settings
+    assert PruneConfig.from_dict(settings).method == "anchorprune"
 
 
 @pytest.mark.parametrize("size", [0, -14, 100])

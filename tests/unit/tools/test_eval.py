@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from anchorprune_vllm.methods import Method
 from anchorprune_vllm.tools import eval_engine
 from anchorprune_vllm.tools.cli import main
-from anchorprune_vllm.tools.eval_data import DataSet
+from anchorprune_vllm.tools.eval_data import DataSet, load_data
 from anchorprune_vllm.tools.eval_plan import Configuration
 from anchorprune_vllm.tools.vqa_data import Picture, Question
 
@@ -132,6 +134,30 @@ def test_the_unpruned_model_is_asked_without_override() -> None:
     assert {repr(options["mm_processor_kwargs"]) for _, _, options in llm.calls} == {"None"}
 
 
+def test_perfect_relevance_is_told_before_each_question() -> None:
+    """And is forgotten before a question that is about nothing."""
+    model = SimpleNamespace(_pruner=SimpleNamespace(_method=Method(select=list)))
+    told: list[tuple[str, Any]] = []
+
+    class ToldLLM(FakeLLM):
+        def apply_model(self, func: Any) -> None:
+            func(model)
+
+        def chat(self, messages: list[Any], params: Any, **options: Any) -> list[Any]:
+            ((message,),) = messages  # one at a time
+            told.append((message["content"][1]["text"], model._pruner._method.select.boxes))
+            return super().chat(messages, params, **options)
+
+    (data,) = load_data(["clutter"], 20)
+    perfect = Configuration("perfect relevance", None, "turn", "8")
+    steps: list[int] = []
+    how = {"prompt": "{question}", "max_tokens": 7, "add_special_tokens": False}
+    eval_engine.ask(ToldLLM(), data, perfect, advance=steps.append, **how)
+    assert told == [(question.text, question.about) for question in data.questions]
+    assert {bool(boxes) for _, boxes in told} == {True, False}
+    assert steps == [1] * 20
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model in name, and two questions about each of two pictures."""
@@ -230,6 +256,33 @@ def test_more_budgets_are_added(folder: Path, engines: FakeEngines) -> None:
     assert len(stored["commands"]) == 2
 
 
+def test_the_ceiling_is_for_data_that_knows_where_things_are(
+    folder: Path,
+    engines: FakeEngines,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "0")  # as it was, after this test
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION")
+    args = ["--data", "clutter", "--limit", "20", "--budgets", "8", "--ceiling"]
+    assert evaluate(folder, "--methods", "divprune", "anchorprune:tau=0.1", *args) == 0
+    # Functions go to an engine in a process of its own.
+    assert os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    assert engines.started[-1] == engines.started[-2]
+    assert engines.started[-1]["tau"] == 0.1
+    stored = json.loads((folder / "out" / "results.json").read_text())
+    assert [(run["method"], run["data"]) for run in stored["runs"]] == [
+        ("blind", "clutter"),
+        *((method, data) for method in ("Full", "divprune") for data in ("mine", "clutter")),
+        *(("anchorprune:tau=0.1", data) for data in ("mine", "clutter")),
+        ("perfect relevance", "clutter"),
+    ]
+    engines.asked.clear()
+    assert evaluate(folder, *args) == 0
+    assert [method for method, *_ in engines.asked] == ["anchorprune"] * 2
+    assert "3 of 5 runs are there already" in capsys.readouterr().out
+
+
 def test_goes_on_where_it_was_stopped(
     folder: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +348,7 @@ def test_guesses_have_a_row(folder: Path, engines: FakeEngines) -> None:
         (["--prompt", "what?"], "the prompt 'what?' has no {question} in it"),
         (["--text-encoder", "./clip"], "there is no text encoder directory './clip'"),
         (["--out", "/proc/new"], "--out is /proc/new, and /proc cannot be written"),
+        (["--ceiling"], "--ceiling: mine cannot tell where the things are that a question is"),
         (["--dtype", "half", "--engine-args", '{"dtype": "half"}'], "give one of them"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, LETTERS, TEST_SCENES, scene
-from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Picture
+from anchorprune_vllm.tools.vqa_data import COLOURS, SHAPES, Box, Picture
 
 SEEDS = range(FIRST_TEST_SCENE, FIRST_TEST_SCENE + 150)
 
@@ -105,6 +105,25 @@ def colours_of(pixels: np.ndarray, cell: int) -> np.ndarray:
     return part[(part != ground).any(axis=-1)]
 
 
+def cell_of(box: Box) -> int:
+    """The one of 3 x 3 cells in which the middle of a box is."""
+    left, top, right, bottom = box
+    return 3 * int(3 * (top + bottom) / 2) + int(3 * (left + right) / 2)
+
+
+def test_a_question_knows_what_it_is_about() -> None:
+    for seed in SEEDS[:50]:
+        picture = scene(seed)
+        box_of = {thing.shape: thing.box for thing in picture.things}
+        for question in picture.questions:
+            if question.kind == "colour":
+                assert question.about == (box_of[question.text.split()[-1].rstrip("?")],)
+            elif question.kind == "shape":
+                assert question.about == (box_of[question.answers[0]],)
+            else:
+                assert len(question.about) == (question.answers != ("no",))
+
+
 def test_things_are_drawn_in_their_cells_and_colours() -> None:
     looks = {
         "red": lambda r, g, b: r > 2 * max(g, b),
@@ -118,11 +137,10 @@ def test_things_are_drawn_in_their_cells_and_colours() -> None:
     }
     for seed in SEEDS[:50]:
         picture = scene(seed)
-        things, _, _ = picture.load.args
         pixels = np.asarray(picture.load())
         for cell in range(9):
             drawn = colours_of(pixels, cell)
-            here = [colour for colour, _, place in things if place == cell]
+            here = [thing.colour for thing in picture.things if cell_of(thing.box) == cell]
             if not here:
                 assert len(drawn) == 0, (seed, cell)
                 continue

@@ -110,15 +110,15 @@ def test_servers_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_servers_are_held_to_the_eager_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = {"eager": [[A, B]], "compiled": [[A, Token("c", -3.0)]]}
-    monkeypatch.setattr(servers, "make_demo_model", lambda *args, **kwargs: None)
+    monkeypatch.setattr(servers, "make_trained_model", lambda *args, **kwargs: None)
     monkeypatch.setattr(
         servers, "_answers", lambda model, arch, variant, log: answers[str(variant).split()[-1]]
     )
     monkeypatch.setattr(servers, "why_not", lambda variant, device: "")
     found = by_name(list(servers.check_servers(CPU, tmp_path)))
-    assert found["trained: runner V1, eager"] == found["trained: runner V2, eager"] == "ok"
+    assert found["llava-1.5: runner V1, eager"] == found["llava-1.5: runner V2, eager"] == "ok"
     assert (
-        found["trained: runner V1, compiled"]
+        found["llava-1.5: runner V1, compiled"]
         == found["qwen2.5-vl: runner V2, compiled"]
         == "FAILED"
     )
@@ -139,7 +139,7 @@ def test_a_server_that_fails_is_one_line(
     def dies(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(servers, "make_demo_model", lambda *args, **kwargs: None)
+    monkeypatch.setattr(servers, "make_trained_model", lambda *args, **kwargs: None)
     monkeypatch.setattr(servers, "_answers", dies)
     monkeypatch.setattr(servers, "why_not", lambda variant, device: "")
     finding, *others = servers.check_servers(CPU, tmp_path)

@@ -125,6 +125,6 @@ def test_bad_budget(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_scenes_bring_their_question() -> None:
     asked = read_asked("scene:3", None)
-    assert asked.question == "what is the teal shape?"
+    assert asked.question == "what color is the circle?"
     assert read_asked("scene:3", "Why?").question == "Why?"
     assert asked.media.url.startswith("data:image/png;base64,")
