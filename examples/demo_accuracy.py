@@ -30,18 +30,18 @@ from anchorprune_vllm.tools.eval_data import load_data
 from anchorprune_vllm.tools.eval_plan import BLIND, FULL, PERFECT, Configuration
 from anchorprune_vllm.tools.eval_results import Results
 from anchorprune_vllm.tools.eval_scores import Score
-from anchorprune_vllm.tools.explain.run import Wanted, run_explain
+from anchorprune_vllm.tools.explain.run import DEMO, Wanted, run_explain
 
 DOCS = Path(__file__).parents[1] / "docs"
 SETS = ("clutter", "scenes", "easy-vqa")
 BUDGETS = ("5.6%", "11.1%", "22.2%")
 STAGE_1 = {"max_anchor_ratio": 1, "min_anchor": 256}
 """Settings with which the anchor takes the whole budget."""
-OTHER_SETTINGS = {
-    "llava-1.5": ("the paper's sign", "similarity=negated"),
-    "qwen2.5-vl": ("the paper's best match", "matching=max"),
+PAPER_SETTINGS = {
+    "llava-1.5": "similarity=negated",
+    "qwen2.5-vl": "matching=max",
 }
-"""Another setting of AnchorPrune for each model, under the name that it has in the tables."""
+"""The paper's own setting of AnchorPrune for each model, where it is served with another."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ def ours(arch: str) -> Row:
 
 def rows_of(arch: str) -> list[Row]:
     """Return all that is measured of a model; its settings go to what looks at the question."""
-    title, _ = OTHER_SETTINGS[arch]
     anchorprune, *published = (_set(arch, method.name) for method in parse_methods(["all"]))
     stage_1 = Method("anchorprune", tuple(sorted({**dict(anchorprune.options), **STAGE_1}.items())))
     return [
@@ -74,7 +73,7 @@ def rows_of(arch: str) -> list[Row]:
         ours(arch),
         Row("… Stage 1 alone", str(stage_1)),
         Row("… Stage 2 alone", str(anchorprune), "none"),
-        Row(f"… {title}", str(_set_otherwise(arch))),
+        Row("… the paper's setting", str(_set_as_in_the_paper(arch))),
         *(Row(method.name, str(method)) for method in published),
         Row("*perfect relevance*", PERFECT),
     ]
@@ -84,9 +83,8 @@ def _set(arch: str, name: str) -> Method:
     return Method(name).with_defaults(TRAINED[arch])
 
 
-def _set_otherwise(arch: str) -> Method:
-    _, option = OTHER_SETTINGS[arch]
-    return parse_methods([f"anchorprune:{option}"])[0]
+def _set_as_in_the_paper(arch: str) -> Method:
+    return parse_methods([f"anchorprune:{PAPER_SETTINGS[arch]}"])[0]
 
 
 def measure(arch: str, out: Path, limit: int) -> Results:
@@ -126,7 +124,7 @@ def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     (data,) = load_data(["clutter"], None)
     for arch in TRAINED:
-        for method in (_set(arch, "anchorprune"), _set_otherwise(arch)):
+        for method in (_set(arch, "anchorprune"), _set_as_in_the_paper(arch)):
             name = f"{arch}, {method}"
             if name in found:
                 continue
@@ -256,11 +254,10 @@ def plot(results: dict[str, Results], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_examples(out: Path, results: Results) -> str:
+def draw_examples(results: Results) -> str:
     """Draw the first test scene, and the first one that pruning gets wrong; return the text."""
-    arch = "llava-1.5"
     right = {run.configuration: run.right for run in results.runs if run.data == SETS[0]}
-    unpruned, pruned = right[Configuration(FULL)], right[ours(arch).at(BUDGETS[0])]
+    unpruned, pruned = right[Configuration(FULL)], right[ours("llava-1.5").at(BUDGETS[0])]
     (data,) = load_data([SETS[0]], results.settings["limit"])
     lost = [
         number
@@ -284,11 +281,11 @@ def draw_examples(out: Path, results: Results) -> str:
     for text, (file, scene, question) in zip(texts, drawn, strict=True):
         run_explain(
             Wanted(
-                model=str(out / f"trained-{arch}"),
+                model=DEMO,
                 media=f"clutter:{scene}",
                 question=question,
                 budgets=BUDGETS[:1],
-                methods=[_set(arch, name) for name in ("anchorprune", "divprune", "visionzip")],
+                methods=parse_methods(["anchorprune", "divprune", "visionzip"]),
                 out=DOCS / file,
             )
         )
@@ -331,7 +328,7 @@ def main() -> None:
     for arch, found in results.items():
         blocks[f"accuracy of {arch}"] = accuracy_table(arch, found)
         blocks[f"kinds of {arch}"] = kinds_table(arch, found)
-    blocks["examples"] = draw_examples(args.out, results["llava-1.5"])
+    blocks["examples"] = draw_examples(results["llava-1.5"])
     plot(results, DOCS / "accuracy.png")
     fill(DOCS / "accuracy.md", blocks)
     fill(DOCS.parent / "README.md", {"summary": summary_table(results)})

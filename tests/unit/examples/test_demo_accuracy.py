@@ -80,7 +80,7 @@ def test_a_model_s_settings_go_to_what_looks_at_the_question() -> None:
         "similarity": "raw",
         **{"max_anchor_ratio": 1, "min_anchor": 256},
     }
-    assert methods["… the paper's sign"] == "anchorprune:similarity=negated"
+    assert methods["… the paper's setting"] == "anchorprune:similarity=negated"
 
 
 # -- tables ---------------------------------------------------------------------------------------
