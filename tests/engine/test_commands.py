@@ -50,8 +50,9 @@ def test_demo(arch: str, tmp_path: Path) -> None:
     text = tokens["16 (server)"] - 16
     assert tokens == {"100% (unpruned)": text + 256, "16 (server)": text + 16, "2": text + 2}
     right = {budget: int(columns[2]) for budget, columns in table.items()}
-    assert right["100% (unpruned)"] >= 32  # of 40
-    assert right["100% (unpruned)"] > right["16 (server)"] > right["2"]
+    # Of 40; a fifth could be guessed.
+    assert right["100% (unpruned)"] >= 36
+    assert right["100% (unpruned)"] >= right["16 (server)"] >= 26
     kept = [line for line in output.splitlines() if re.fullmatch("(██|▒▒|··){16}", line)]
     assert len(kept) == 16
     assert sum(line.count("██") + line.count("▒▒") for line in kept) == 16

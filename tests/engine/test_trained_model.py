@@ -18,7 +18,7 @@ from anchorprune_vllm.tools.eval_plan import PERFECT, Configuration
 from anchorprune_vllm.tools.eval_scores import is_right
 from tests.support.engine import make_engine
 
-RIGHT_UNPRUNED = {"clutter": 0.8, "scenes": 0.95, "easy-vqa": 0.95}
+RIGHT_UNPRUNED = {"clutter": 0.95, "scenes": 0.95, "easy-vqa": 0.88}
 """Both models are better than this; docs/accuracy.md has their figures."""
 
 
@@ -100,11 +100,18 @@ def test_answers_are_right_and_fewer_with_a_small_budget(engine: LLM, data: Data
     assert tenth > one
 
 
-def test_a_relevance_that_is_never_wrong_finds_more(arch: str, model: Path) -> None:
-    """Told where things are, the anchor is on them: a small budget then answers what it did not."""
+def test_a_relevance_that_is_never_wrong_finds_more(tmp_path: Path) -> None:
+    """Told where things are, a small budget answers what it did not.
+
+    Of Qwen2.5-VL: the relevance of the small LLaVA leaves nothing to be told.
+    """
+    arch = "qwen2.5-vl"
     (data,) = load_data(["clutter"], 300)
-    # An engine of its own, as a model that was told where to look goes on to look there.
-    with make_engine(model, "100%", settings=TRAINED[arch]) as llm:
-        own = accuracy(data, answers(llm, data, "5.6%"))
-        told = accuracy(data, answers(llm, data, "5.6%", PERFECT))
-    assert told > own
+    make_trained_model(tmp_path / "model", arch)
+    right = []
+    # An engine each: its caches know an image under its question, whatever else is told.
+    for method in ("anchorprune", PERFECT):
+        with make_engine(tmp_path / "model", "100%", settings=TRAINED[arch]) as llm:
+            right.append(accuracy(data, answers(llm, data, "5.6%", method)))
+    own, told = right
+    assert told > own + 0.05
