@@ -26,7 +26,9 @@ def runners_in_turn(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
     """
     runners = (RUNNERS[0], EITHER)
     cases = [(runners[place % 2], value) for place, value in enumerate(values)]
-    return pytest.mark.parametrize(("runner", name), cases, indirect=["runner"])
+    # By itself pytest would end the engine after each case, as one parameter is no fixture's.
+    scope = "session"
+    return pytest.mark.parametrize(("runner", name), cases, indirect=["runner"], scope=scope)
 
 
 def runner_of(asked: str, model: str) -> str:
