@@ -8,6 +8,7 @@ is compared.
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -171,12 +172,14 @@ def try_checkpoint(name: str, directory: Path) -> Iterator[Trial]:
             checkpoint.options |= {"enable_prefix_caching": False}
             unpruned, _ = ask_unpruned(checkpoint)
     except Exception as error:
+        traceback.print_exc()
         yield replace(found, outcome="unserved", why=in_one_line(error))
         return
     try:
         with Engine.start(checkpoint, 12) as engine:
             yield compare(found, engine, unpruned)
     except Exception as error:
+        traceback.print_exc()
         outcome: Outcome = "refused" if "anchorprune: " in str(error) else "failed"
         yield replace(found, outcome=outcome, why=in_one_line(error))
 

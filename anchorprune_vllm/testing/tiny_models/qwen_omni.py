@@ -69,6 +69,7 @@ def qwen3_omni_moe() -> Checkpoint:
         audio_token_id=token_id("<|AUDIO|>"),
         audio_start_token_id=token_id("<|audio_bos|>"),
     )
+    thinker.vision_config.image_size = 256  # as on the hub
     # vLLM looks for these in the configuration of the thinker.
     thinker.vision_start_token_id = token_id("<|vision_bos|>")
     thinker.vision_end_token_id = token_id("<|vision_eos|>")

@@ -109,6 +109,7 @@ def test_positions() -> None:
     assert not are_positions_kept(unpruned, [media[5], media[1], (3, 3, 3), *answer])
     assert not are_positions_kept(unpruned, [media[1], (2, 2, 2), *answer])
     assert not are_positions_kept(unpruned, [media[1], (3, 3, 3), *answer[:-1], (9, 9, 9)])
+    assert not are_positions_kept(unpruned, [media[1], (3, 3, 3), *answer[1:]])
 
 
 def test_the_page_is_written_from_the_record() -> None:
