@@ -45,6 +45,14 @@ def planned(content: PromptUpdateDetails, plan: ItemPlan) -> PlannedDetails:
     return replace(details, kept=plan.kept, layout=layout)
 
 
+def planned_as(content: PromptUpdateDetails, before: PlannedDetails) -> PlannedDetails:
+    """Return content that was written anew, such as with another number, with the plan it had."""
+    layout = before.layout
+    if layout is not None:
+        layout = replace(layout_of(content), margin=layout.margin)
+    return replace(before, full=content.full, is_embed=content.is_embed, layout=layout)
+
+
 def layout_of(content: PromptUpdateDetails) -> PromptLayout:
     """Return the layout of an item's unpruned content."""
     full = list(content.full)

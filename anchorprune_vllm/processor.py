@@ -41,7 +41,7 @@ from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.families import FALLBACKS
 from anchorprune_vllm.metrics.requests import request_metrics
 from anchorprune_vllm.pixel_cache import PixelCache, joined
-from anchorprune_vllm.placeholders import cut_prompt, layout_of, planned
+from anchorprune_vllm.placeholders import PlannedDetails, cut_prompt, layout_of, planned, planned_as
 from anchorprune_vllm.plan import (
     DUMMY_MEDIA,
     ItemPlan,
@@ -303,6 +303,14 @@ class PruningProcessor(BaseMultiModalProcessor):
                     update.with_content(planned(update.content, plan)) for update in updates
                 ]
         return found
+
+    def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
+        """Some models write an item's number into its text, and would lose what is planned."""
+        update = super()._recompute_cached_prompt_update(cached_update, new_item_idx)
+        before = cached_update.content
+        if update.content is before or not isinstance(before, PlannedDetails):
+            return update
+        return update.with_content(planned_as(update.content, before))
 
     def _plan(
         self,

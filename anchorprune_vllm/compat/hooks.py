@@ -210,6 +210,12 @@ HOOKS = (
     ),
     Hook(
         "processor.py",
+        "_recompute_cached_prompt_update",
+        "overridden: content with another number keeps its plan",
+        "vllm.multimodal.processing:BaseMultiModalProcessor._recompute_cached_prompt_update",
+    ),
+    Hook(
+        "processor.py",
         "_maybe_apply_prompt_updates",
         "overridden: cuts the finished prompt",
         "vllm.multimodal.processing:BaseMultiModalProcessor._maybe_apply_prompt_updates",

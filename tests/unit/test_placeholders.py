@@ -11,7 +11,7 @@ import torch
 from vllm.multimodal.processing import PromptUpdateDetails
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo, ResolvedPromptUpdate
 
-from anchorprune_vllm.placeholders import cut_prompt, layout_of, planned
+from anchorprune_vllm.placeholders import cut_prompt, layout_of, planned, planned_as
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 
 IMAGE, TAG, ROW = 7, 8, 9
@@ -83,3 +83,14 @@ def test_counted_for_metrics(kept: int, counted: int) -> None:
     content = details(TAG, *[IMAGE] * 4, TAG, TAG, *[IMAGE] * 4)
     made = planned(content, plan_for(content, kept))
     assert (made.unpruned, made.kept) == (8, counted)
+
+
+def test_content_that_is_written_anew_keeps_its_plan() -> None:
+    """As with an item's number, which may have more digits than before."""
+    content = details(IMAGE, IMAGE, IMAGE, TAG)
+    old = planned(content, plan_for(content, 2))
+    anew = planned_as(details(ROW, ROW, IMAGE, IMAGE, IMAGE, TAG), old)
+    assert (anew.unpruned, anew.kept) == (3, 2)
+    assert anew.layout == layout_of(anew)
+    whole = planned(content, plan_for(content, 3))
+    assert planned_as(details(ROW, IMAGE, IMAGE, IMAGE), whole).layout is None

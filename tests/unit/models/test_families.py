@@ -19,8 +19,10 @@ from mistral_common.protocol.instruct.messages import (
     UserMessage,
 )
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from PIL import Image
 from torch import Tensor
 from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 
 import anchorprune_vllm
 from anchorprune_vllm.channels import split_numbers
@@ -224,3 +226,37 @@ def test_ours_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint(GRANITE, "own_vision:Absent", families.ENTRY_POINTS)]
     monkeypatch.setattr(families, "entry_points", lambda group: points)
     assert families.family_of(GRANITE) is Family
+
+
+def test_a_cached_image_with_another_number_keeps_its_plan(rank: None, tmp_path: Path) -> None:
+    """MiniCPM writes an image's number into its text, anew for an image from the cache."""
+    make_demo_model(tmp_path / "model", arch="minicpm-v-4.6")
+    model = LocalModel(tmp_path / "model", max_model_len=2048, limit_mm_per_prompt={"image": 2})
+    cache = MultiModalProcessorOnlyCache(model.processor.info.ctx.model_config)
+    tokenizer = model.processor.info.get_tokenizer()
+
+    def processed(*images: Image.Image, cached: bool) -> Any:
+        content = [{"type": "image"}] * len(images) + [{"type": "text", "text": "What is it?"}]
+        return model.processor(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            ),
+            model.processor.info.parse_mm_data({"image": list(images)}),
+            hf_processor_mm_kwargs={"anchorprune": {"budget": 12}},
+            cache=cache if cached else None,
+        )
+
+    first, second = picture(1, (300, 200)), picture(2, (200, 300))
+    processed(second, cached=True)
+    mixed = processed(first, second, cached=True)
+    fresh = processed(first, second, cached=False)
+    assert mixed["prompt_token_ids"] == fresh["prompt_token_ids"]
+    places = [
+        [
+            (place.offset, place.length, place.get_num_embeds())
+            for place in each["mm_placeholders"]["image"]
+        ]
+        for each in (mixed, fresh)
+    ]
+    assert places[0] == places[1]
+    assert [count for _, _, count in places[0]] == [12, 12]
