@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from anchorprune_vllm.tools.chosen_methods import Method, parse_methods
 from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
 from anchorprune_vllm.tools.eval import Evaluation, run_eval
@@ -165,6 +163,14 @@ def kinds_table(arch: str, results: Results) -> str:
     return _markdown(["", *kinds], lines)
 
 
+def sizes(limit: int) -> str:
+    """Say how many questions the tables have."""
+    return "\n".join(
+        f"- {data.name}: {len(data.questions):,} questions about {len(data.pictures):,} images"
+        for data in load_data(SETS, limit)
+    )
+
+
 def anchors_table(anchors: dict[str, dict[str, list[int]]]) -> str:
     """Draw the share of the questions for which the anchor has a token on the thing named."""
     kinds = sorted(next(iter(anchors.values())))
@@ -177,8 +183,7 @@ def anchors_table(anchors: dict[str, dict[str, list[int]]]) -> str:
 
 
 def _share(hits: int, asked: int) -> str:
-    share = hits / asked
-    return f"{100 * share:.1f} ± {196 * np.sqrt(share * (1 - share) / asked):.1f}"
+    return f"{100 * hits / asked:.1f}"
 
 
 def _scores(results: Results, data: str) -> dict[Configuration, Score]:
@@ -206,7 +211,7 @@ def summary_table(results: dict[str, Results]) -> str:
     for arch, found in results.items():
         scores = _scores(found, SETS[0])
         for row in rows_of(arch):
-            if not row.title.startswith("…"):
+            if row.title not in ("… Stage 1 alone", "… Stage 2 alone"):
                 cells.setdefault(row.title, []).extend(_accuracies(scores, row))
     return _markdown(header, [[title, *written] for title, written in cells.items()])
 
@@ -324,7 +329,7 @@ def main() -> None:
         return
     results = {arch: measure(arch, args.out, args.limit) for arch in TRAINED}
     anchors = measure_anchors(args.out, args.scenes)
-    blocks = {"anchors": anchors_table(anchors)}
+    blocks = {"sizes": sizes(args.limit), "anchors": anchors_table(anchors)}
     for arch, found in results.items():
         blocks[f"accuracy of {arch}"] = accuracy_table(arch, found)
         blocks[f"kinds of {arch}"] = kinds_table(arch, found)

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--seed",
         type=int,
-        help="of random weights, also where there are trained ones (default: 0)",
+        help="make random weights with this seed; llava-1.5 and qwen2.5-vl are trained without it",
     )
     model.set_defaults(run=_demo_model)
 

@@ -55,7 +55,9 @@ def run_demo(
         drawing = None
         if is_trained:  # now, as a server that starts keeps only one core busy
             method = Method("anchorprune", tuple(settings.items()))
-            drawing = running.enter_context(Drawing(directory, model, question(0), method))
+            drawing = running.enter_context(
+                Drawing(directory, model, question(0), method, server_budget)
+            )
         with console.status(f"starting vLLM (about half a minute; log: {log})"):
             server = running.enter_context(VllmServer(model, flags, log))
         console.print(_ask_at_budgets(server, question, budgets, server_budget, images, console))

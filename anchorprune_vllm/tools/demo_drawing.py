@@ -13,26 +13,27 @@ from typing import Any
 from anchorprune_vllm.tools.chosen_methods import Method
 from anchorprune_vllm.tools.demo_questions import DemoQuestion
 
-_BUDGET = "16"
-"""As the demo's server has it, unless its user says otherwise."""
 _SIGNS = {"anchor": "██", "context": "▒▒", "dropped": "··"}
 
 
 class Drawing:
     """`anchorprune explain` in a process of its own, which ends with the block at the latest."""
 
-    def __init__(self, directory: Path, model: Path, asked: DemoQuestion, method: Method) -> None:
+    def __init__(
+        self, directory: Path, model: Path, asked: DemoQuestion, method: Method, budget: str
+    ) -> None:
         self._directory = directory
         self._model = model
         self._asked = asked
         self._method = method
+        self._budget = budget
 
     def __enter__(self) -> Drawing:
         self._directory.mkdir(parents=True, exist_ok=True)
         image = self._path("png")
         image.write_bytes(base64.b64decode(self._asked.media.url.partition(",")[2]))
         command = ["explain", str(self._model), str(image), self._asked.text]
-        command += ["--methods", str(self._method), "--budgets", _BUDGET]
+        command += ["--methods", str(self._method), "--budgets", self._budget]
         command += ["--out", str(self._path("html")), "--json", str(self._path("json"))]
         with self._path("log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -52,7 +53,7 @@ class Drawing:
             return f"The example could not be drawn: see {self._path('log')}"
         found = json.loads(self._path("json").read_text(encoding="utf-8"))
         return (
-            f"Kept for {self._asked.text!r} at budget {_BUDGET}: {_SIGNS['anchor']} anchor, "
+            f"Kept for {self._asked.text!r} at budget {self._budget}: {_SIGNS['anchor']} anchor, "
             f"{_SIGNS['context']} context, {_SIGNS['dropped']} dropped\n\n{as_text(found)}\n\n"
             f"The same on the image itself: {self._path('html')}"
         )

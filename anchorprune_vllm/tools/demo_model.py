@@ -5,7 +5,9 @@ vLLM and transformers load them like the real ones. The weights are random, but 
 are trained and come with this package. Many more families: `anchorprune_vllm.testing.tiny_models`.
 """
 
+import hashlib
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -87,7 +89,10 @@ def make_trained_model(directory: Path, arch: str = "llava-1.5") -> None:
     if arch not in TRAINED:
         raise ValueError(f"arch is {arch!r}: give one that is trained, {' or '.join(TRAINED)}")
     files = _TRAINED_FILES / arch
-    wanted: Config = {"recipe": _RECIPE, "arch": arch, "trained": True}
+    weights = b"".join(file.read_bytes() for file in sorted(files.rglob("*.safetensors")))
+    # A model made from earlier weights is another one.
+    digest = hashlib.sha256(weights).hexdigest()[:16]
+    wanted: Config = {"recipe": _RECIPE, "arch": arch, "weights": digest}
     _make(directory, wanted, lambda model: shutil.copytree(files, model))
 
 
@@ -150,9 +155,12 @@ def _architecture_and_visual_tokens(directory: Path) -> str:
 
 
 def _flags(directory: Path) -> str:
-    arch = _read_json(directory / _RECORD)["arch"]
+    record = _read_json(directory / _RECORD)
+    arch = record["arch"]
     arguments = describe_family(arch).engine_arguments if arch in FAMILIES else {}
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in arguments.items()]
+    if "weights" in record:
+        flags.append(shlex.join(pruning_flags(directory, TRAINED[arch])))
     return f"; serve it with {' '.join(flags)}" if flags else ""
 
 
