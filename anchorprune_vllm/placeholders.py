@@ -50,7 +50,7 @@ def planned_as(content: PromptUpdateDetails, before: PlannedDetails) -> PlannedD
     layout = before.layout
     if layout is not None:
         layout = replace(layout_of(content), margin=layout.margin)
-    return replace(before, full=content.full, is_embed=content.is_embed, layout=layout)
+    return PlannedDetails(content.full, content.is_embed, before.unpruned, before.kept, layout)
 
 
 def layout_of(content: PromptUpdateDetails) -> PromptLayout:
