@@ -22,10 +22,9 @@ from anchorprune_vllm.tools.demo_model import find_text_encoder
 from tests.rehearsal.host_waits import summed_up
 from tests.rehearsal.job import Engine, Job
 from tests.rehearsal.report import EngineReport, Metrics, write_reports
-from tests.rehearsal.steps import STEPS, ask
+from tests.rehearsal.steps import SIZES, STEPS, chat
 from tests.simcuda.triton_forms import launched_forms
 from tests.simcuda.waits import Wait, recorded_waits
-from tests.support.engine import request
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.plain_vllm import takes_videos
 from tests.support.scrapes import Scrape
@@ -54,7 +53,7 @@ def run_engine(model: Path, engine: Engine) -> EngineReport:
             report.answers[step] = STEPS[step](llm, model)
         # On CUDA what the device counts is known when it is next asked.
         report.metrics.append(our_metrics(engine))
-        report.answers["last"] = ask(llm, request(QUESTIONS[7], picture(99)))
+        report.answers["last"] = [chat(llm, None, picture(99, SIZES[0]), QUESTIONS[7])]
         report.metrics.append(our_metrics(engine))
     report.waits = summed_up(waits)
     report.late_kernels = sorted(launched_forms - set(report.kernels))

@@ -11,6 +11,7 @@ import torch
 from vllm import LLM, SamplingParams
 
 from tests.rehearsal.report import Answer
+from tests.support.asking import message, override
 from tests.support.engine import generate, request
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.plain_vllm import takes_videos
@@ -115,7 +116,29 @@ def cut(llm: LLM, model: Path) -> list[Answer]:
     return ask(llm, *requests)
 
 
+def chats(llm: LLM, model: Path) -> list[Answer]:
+    """Chats about images, for models whose prompts only their own templates know."""
+    small, wide = picture(80, SIZES[0]), picture(81, SIZES[2])
+    asked = [
+        (None, small, QUESTIONS[0]),
+        (5, small, QUESTIONS[1]),  # another question about a known image
+        (None, small, QUESTIONS[2], wide),
+        (None, small, QUESTIONS[0]),  # all caches know it
+        ("25%", wide, QUESTIONS[3]),
+        ("100%", small, wide, QUESTIONS[4]),
+        (None, QUESTIONS[5]),
+    ]
+    return [chat(llm, budget, *parts) for budget, *parts in asked]
+
+
+def chat(llm: LLM, budget: Any, *parts: Any) -> Answer:
+    """Answer a turn of text and images."""
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
+    (output,) = llm.chat([message(*parts)], params, use_tqdm=False, **override(budget))
+    return Answer.of(output)
+
+
 STEPS: dict[str, Step] = {
     step.__name__: step
-    for step in (pruned, cached, whole, embeddings, mixed, videos, reloaded, preempted, cut)
+    for step in (pruned, cached, whole, embeddings, mixed, videos, reloaded, preempted, cut, chats)
 }

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families that the general adapter serves, on vLLM's CUDA platform and with both runners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anchorprune_vllm.testing.tiny_models import describe_family
+from tests.rehearsal.comparison import Rehearsal
+from tests.rehearsal.conftest import ROW, Rehearse
+from tests.rehearsal.job import Engine, Job
+
+FAMILIES = (
+    "qwen3-vl",
+    "qwen2-vl",
+    "internvl",
+    "gemma3",
+    "gemma4",
+    "glm-4v",
+    "mistral3",
+    "llama4",
+    "smolvlm",
+)
+# Images that see each other are computed in one step; and the general adapter refuses the client's
+# own embeddings for models with M-RoPE.
+OPTIONS: Mapping[str, Any] = {"max_num_batched_tokens": 512, "enable_mm_embeds": False}
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_family(
+    arch: str,
+    runner: Any,
+    small_models: Callable[[str], Path],
+    rehearse: Rehearse,
+    record_property: Callable[[str, object], None],
+) -> None:
+    options = {**OPTIONS, **describe_family(arch).engine_arguments}
+    job = Job(str(small_models(arch)), [Engine("chats", ["chats"], options=options)])
+    rehearsal = Rehearsal(rehearse(job, "cpu")["chats"], rehearse(job, runner)["chats"])
+    equal, all_answers = rehearsal.equal_answers()
+    waits = [len(rehearsal.waits_of_ours(in_encoder=where)) for where in (True, False)]
+    row = (arch, "images", runner, "its own", f"{equal} of {all_answers}", *map(str, waits))
+    record_property(ROW, row)
+    rehearsal.check_platform(runner)
+    rehearsal.check_answers()
+    rehearsal.check_compilation()
