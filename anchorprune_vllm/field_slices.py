@@ -65,6 +65,48 @@ def joined(items: Sequence[Mapping[str, MultiModalFieldElem]]) -> dict[str, Any]
     }
 
 
+def each_alone(values: Mapping[str, Any]) -> MultiModalKwargsItem:
+    """Return an item with fields of its own, as vLLM batches them."""
+    field = MultiModalBatchedField()
+    return MultiModalKwargsItem(
+        {name: MultiModalFieldElem(data=value, field=field) for name, value in values.items()}
+    )
+
+
+def cut_between_frames(
+    item: Mapping[str, MultiModalFieldElem], modality: str, frames: int, at_once: int
+) -> list[MultiModalKwargsItem]:
+    """Cut a video into parts of at most so many frames, by its grid of patches.
+
+    What has no grid stays as it is.
+    """
+    name = f"{modality}_grid_thw"
+    if frames <= at_once or name not in item:
+        return [MultiModalKwargsItem(item)]
+    parts = []
+    for start in range(0, frames, at_once):
+        count = min(at_once, frames - start)
+        part = {**item, name: _with_data(item[name], _with_frames(item[name].data, count))}
+        for other, elem in item.items():
+            if isinstance(elem.field, MultiModalFlatField):
+                axis, size = slice_of(elem)
+                of_frame = size // frames
+                pixels = elem.data.narrow(axis, start * of_frame, count * of_frame)
+                part[other] = _with_data(elem, pixels)
+        parts.append(MultiModalKwargsItem(part))
+    return parts
+
+
+def _with_frames(grid: Any, frames: int) -> Tensor:
+    grid = grid.clone()
+    grid[0] = frames
+    return grid
+
+
+def _with_data(elem: MultiModalFieldElem, data: Any) -> MultiModalFieldElem:
+    return MultiModalFieldElem(data=data, field=elem.field)
+
+
 def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
     """Return a plan as further fields of its item, which stay on the host."""
     field = MultiModalBatchedField(keep_on_cpu=True)

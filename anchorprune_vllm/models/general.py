@@ -23,6 +23,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache
+from anchorprune_vllm.field_slices import each_alone
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.logger import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES
@@ -31,15 +32,16 @@ from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.models.media_batch import MediaBatch
 from anchorprune_vllm.models.pruned import PrunedModel
-from anchorprune_vllm.models.tower_importance import TowerImportance
+from anchorprune_vllm.models.tower_signals import FROM_TOWER, TowerSignals
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, read_counts
 from anchorprune_vllm.positions import CHANNELS, MediaPositions, MediaSpan
 from anchorprune_vllm.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
 from anchorprune_vllm.pruner import PrunableModel, Signals
 from anchorprune_vllm.selection.host import to_device
 
-_SIGNALS: frozenset[Signal] = frozenset({"importance", "features", "projected"})
 _CACHE_PAGE = 256
+_LIKE_IMPORTANCE: frozenset[Signal] = frozenset({"keys", "object_attention"})
+"""Signals that rows cannot stand in for where the tower's order is not known."""
 
 
 class GeneralModel(Family, PrunedModel):
@@ -47,24 +49,31 @@ class GeneralModel(Family, PrunedModel):
 
     modalities = MODALITIES
     has_mrope: bool
+    has_data_parallel_tower = False
+    _is_known = False
+    """Whether an item has been embedded, and what it told is known."""
     must_be_full = False
     """Whether the reduced level is refused, which must be known before the server is ready."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.tower_importance = TowerImportance(self)
-        self._is_known = False
+        self.tower_signals = TowerSignals(self)
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
         name = model_config.architecture
-        refused = method_of(config).needs - _SIGNALS
-        if refused:
+        refused = method_of(config).needs & _LIKE_IMPORTANCE
+        if refused and cls.tower_order is Family.tower_order:
             raise ValueError(
                 f"anchorprune: the method {config.method} needs {', '.join(sorted(refused))} of "
-                f"the vision tower, which the general adapter does not read from {name}; choose "
-                "another method"
+                f"the vision tower, and no family states the order of the tower of {name}; choose "
+                "another method, or have a family state it (docs/your-own-model.md)"
+            )
+        if config.positions == "compact" and cls.has_mrope:
+            raise ValueError(
+                f"anchorprune: positions 'compact' are for models with 1-D positions; {name} has "
+                "M-RoPE: leave positions out or choose 'native'"
             )
         if config.text_encoder is not None:
             raise ValueError(
@@ -81,7 +90,8 @@ class GeneralModel(Family, PrunedModel):
                 f"anchorprune: {name} has XD-RoPE, whose positions cannot be kept; leave out "
                 "--anchorprune-budget"
             )
-        if cls.has_mrope and getattr(model_config.multimodal_config, "enable_mm_embeds", False):
+        takes_embeddings = cls.takes_embeddings or not cls.has_mrope
+        if not takes_embeddings and model_config.multimodal_config.enable_mm_embeds:
             raise ValueError(
                 f"anchorprune: positions of the client's own embeddings are not known for {name}; "
                 "leave out --enable-mm-embeds"
@@ -91,7 +101,7 @@ class GeneralModel(Family, PrunedModel):
                 f"anchorprune: the setting level is 'full', and whether {name} is served at the "
                 "full level is found out when vLLM profiles it; leave out --skip-mm-profiling"
             )
-        if getattr(model_config.multimodal_config, "mm_encoder_tp_mode", None) == "data":
+        if _is_data_parallel(model_config) and not cls.can_be_data_parallel:
             raise ValueError(
                 "anchorprune: the attention of a data-parallel vision tower cannot be looked into "
                 f"for {name}; leave out --mm-encoder-tp-mode data"
@@ -103,6 +113,7 @@ class GeneralModel(Family, PrunedModel):
             # They would bypass `embed_multimodal`, and so the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
+        self.has_data_parallel_tower = _is_data_parallel(vllm_config.model_config)
         self.must_be_full = config.level == "full" and "importance" in self.needs
         device = vllm_config.device_config.device
         capacity = config.feature_cache_mb * 2**20
@@ -120,7 +131,8 @@ class GeneralModel(Family, PrunedModel):
         return self.embedding_size
 
     def _key_shape(self) -> tuple[int, int]:
-        raise NotImplementedError("methods that need keys are refused")
+        # Before the first item, which tells which attention is looked into, nothing is cached.
+        return self.tower_signals.key_shape if self._is_known else (1, 1)
 
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
@@ -148,15 +160,15 @@ class GeneralModel(Family, PrunedModel):
                 f"{found} are found among the rows; so it cannot be pruned: leave out "
                 "--anchorprune-budget"
             )
-        if "importance" in self.needs:
-            self.tower_importance.learn([tokens], lambda: media.candidate_rows(tokens, run()))
-            if self.tower_importance.order is None:
+        if self.needs & FROM_TOWER:
+            self.tower_signals.learn([tokens], lambda: media.candidate_rows(tokens, run()))
+            if self.tower_signals.order is None:
                 self._serve_reduced(name)
+        self._is_known = True
         wide = {"hidden": ((rows.shape[1],), rows.dtype)}
         layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
         self._pruner.use_cache(self._make_cache(layout))
-        self._is_known = True
 
     def _serve_reduced(self, name: str) -> None:
         """Warn of importance that does not come from the tower, or refuse it."""
@@ -196,9 +208,13 @@ class GeneralModel(Family, PrunedModel):
 
     def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
         place, item, fields = feature.mm_position, feature.data, PlanFields.of(feature.modality)
-        if item is None or fields.counts not in item:  # the client's own embeddings
-            return super()._span(feature)
         given: Any = item
+        if item is None or fields.counts not in item:  # the client's own embeddings
+            if not self.has_mrope:
+                return super()._span(feature)
+            layout = PromptLayout.of([0] * place.length)
+            _, extent = self._positions_in_item(feature.modality, item, layout)
+            return MediaSpan(place.offset, place.length, extent)
         layout = PromptLayout.from_tensor(given[fields.layout].data)
         relative, extent = self._positions_in_item(feature.modality, item, layout)
         kept, tokens = read_counts(given[fields.counts].data)
@@ -208,6 +224,20 @@ class GeneralModel(Family, PrunedModel):
                 return MediaSpan(place.offset, place.length, extent)
             text = text[:, torch.tensor(layout.stays(layout.shares(kept)), device="cpu")]
         return MediaSpan(place.offset, place.length, extent, text)
+
+    def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
+        if not self.has_mrope:
+            return super()._given_positions(embeddings, **kwargs)
+        (modality,) = (name for name in MODALITIES if f"{name}_grid_thw" in kwargs)
+        count = len(embeddings)
+        told = {name: value for name, value in kwargs.items() if len(value) == count}
+        positions = []
+        for number, rows in enumerate(embeddings):
+            item = each_alone({name: value[number] for name, value in told.items()})
+            layout = PromptLayout.of([0] * len(rows))
+            relative, _ = self._positions_in_item(modality, item, layout)
+            positions.append(MediaPositions(relative.T))
+        return positions
 
     def _positions_in_item(
         self, modality: str, item: Any, layout: PromptLayout
@@ -230,6 +260,10 @@ class GeneralModel(Family, PrunedModel):
         model: Any = super(PrunedModel, self)
         positions, delta = model.get_mrope_input_positions(tokens, [feature])
         return positions.long().cpu(), len(tokens) + int(delta)
+
+
+def _is_data_parallel(model_config: Any) -> bool:
+    return getattr(model_config.multimodal_config, "mm_encoder_tp_mode", None) == "data"
 
 
 def _mask(layout: PromptLayout) -> Tensor:

@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.field_slices import items_of, joined
+from anchorprune_vllm.field_slices import cut_between_frames, items_of, joined
+from anchorprune_vllm.models.data_parallel_tower import tapped_on_all_ranks
+from anchorprune_vllm.models.tower_signals import Parts
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
 from anchorprune_vllm.selection.host import to_device
@@ -37,19 +40,47 @@ class MediaBatch:
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         media = [self._plans[i].tokens for i in items]
-        if "importance" not in self._model.needs:
-            return [MediaFeatures(rows) for rows in self._candidates(items, media)]
-        with self._model.tower_importance.tapped() as take:
+        rows, signals = self._rows_and_signals(items, media)
+        if signals is None:
+            signals = [self._signals_of_rows(part) for part in rows]
+        return [MediaFeatures(part, **found) for part, found in zip(rows, signals, strict=True)]
+
+    def _rows_and_signals(
+        self, items: list[int], media: Sequence[MediaTokens]
+    ) -> tuple[list[Tensor], Sequence[Parts] | None]:
+        """Return the candidates of items, and what the tower's attention tells of each."""
+        tower = self._model.tower_signals
+        if self._model.has_data_parallel_tower and tower.needed:
+            with tapped_on_all_ranks(tower) as take_apart:
+                rows = self._candidates(items, media)
+            return take_apart(rows)
+        with tower.tapped() as take:
             rows = self._candidates(items, media)
-        importance = take(media)
-        if importance is None:
-            width = self._model.embedding_size
-            importance = [distance_from_mean(part[:, :width]) for part in rows]
-        return [MediaFeatures(*item) for item in zip(rows, importance, strict=True)]
+        found = take(media)
+        if found is None:
+            return rows, None
+        sizes = [tokens.candidates for tokens in media]
+        parts = {name: part.split(sizes) for name, part in found.items()}
+        return rows, [{name: parts[name][i] for name in parts} for i in range(len(items))]
+
+    def _signals_of_rows(self, rows: Tensor) -> Parts:
+        """Return what stands in for signals of the tower."""
+        if "importance" not in self._model.needs:
+            return {}
+        return {"importance": distance_from_mean(rows[:, : self._model.embedding_size])}
 
     def _candidates(self, items: list[int], media: Sequence[MediaTokens]) -> list[Tensor]:
-        rows = self.embed_whole(items)
+        rows = self.embed_whole(items) if len(items) > 1 else [self._embed_in_parts(*items)]
         return [self.candidate_rows(*each) for each in zip(media, rows, strict=True)]
+
+    def _embed_in_parts(self, item: int) -> Tensor:
+        """Return the rows of an item; a long video is more than unpruned the tower ever gets."""
+        tokens = self._plans[item].tokens
+        frames = len(tokens.unit_sizes)
+        at_once = max(1, self._model._max_encoder_tokens * frames // tokens.unpruned)
+        parts = cut_between_frames(self._items[item], self._modality, frames, at_once)
+        rows = [self._model.embed_unpruned(**joined([part]))[0] for part in parts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def candidate_rows(self, tokens: MediaTokens, rows: Tensor) -> Tensor:
         """Return those of an unpruned item's rows that are candidates."""

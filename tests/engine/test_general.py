@@ -95,4 +95,4 @@ def test_the_full_level_is_not_refused(tmp_path: Path) -> None:
 
 
 def assert_order_is_known(worker: Any) -> None:
-    assert worker.model_runner.model.tower_importance.order is not None
+    assert worker.model_runner.model.tower_signals.order is not None

@@ -245,7 +245,7 @@ def are_positions_kept(unpruned: list[tuple[int, ...]], pruned: list[tuple[int, 
 def describe_pruning(worker: Any) -> dict[str, Any]:
     """Return level and positions of the model in a worker."""
     model = worker.model_runner.model
-    tower = getattr(model, "tower_importance", None)  # only the general adapter has to find out
+    tower = getattr(model, "tower_signals", None)  # only the general adapter has to find out
     level: Level = "reduced" if tower is not None and tower.order is None else "full"
     return {"level": level, "has_native_positions": model._native_positions}
 

@@ -14,9 +14,9 @@ from typing import Any
 
 ENTRY_POINTS = "anchorprune.families"
 
-_CONSECUTIVE = f"{__name__}.plain:Consecutive"
 _GLM = f"{__name__}.plain:Glm"
 _RASTER = f"{__name__}.plain:Raster"
+_QWEN = f"{__name__}.qwen:Qwen"
 _INTERNVL = f"{__name__}.internvl:InternVL"
 
 FAMILIES = {
@@ -33,11 +33,11 @@ FAMILIES = {
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
-    "Qwen2VLForConditionalGeneration": _CONSECUTIVE,
-    "Qwen3VLForConditionalGeneration": _CONSECUTIVE,
-    "Qwen3VLMoeForConditionalGeneration": _CONSECUTIVE,
-    "Qwen3_5ForConditionalGeneration": _CONSECUTIVE,
-    "Qwen3_5MoeForConditionalGeneration": _CONSECUTIVE,
+    "Qwen2VLForConditionalGeneration": f"{__name__}.qwen:Qwen2",
+    "Qwen3VLForConditionalGeneration": _QWEN,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "Qwen3_5ForConditionalGeneration": _QWEN,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": _RASTER,
 }
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""

@@ -37,6 +37,14 @@ class Family:
     The language model may look neither at the ids of tokens nor at where an item begins or ends.
     """
 
+    takes_embeddings = False
+    """Whether the client's own embeddings of a model with M-RoPE come with their grid, and are all
+    tokens of their item. Otherwise they are refused, as their positions are not known."""
+
+    can_be_data_parallel = False
+    """Whether the tower, `visual`, may give each rank some of the images. It is called with patches
+    and grids (frames, rows, columns), and its attentions and their order are stated below."""
+
     @classmethod
     def target(cls, info: BaseProcessingInfo, modality: str, replaced: list[int]) -> list[int]:
         """Return the tokens that stand for one item in a prompt as it arrives, once per item.
@@ -85,6 +93,13 @@ class Family:
         """Return the attention that importance is read from; None: the last that the tower calls.
 
         A module with the inputs and attributes of vLLM's `MMEncoderAttention`.
+        """
+        return None
+
+    def object_attention(self) -> nn.Module | None:
+        """Return the attention in which HiPrune sees objects; None: the one in the middle.
+
+        A module as above. Where it is stated, so is the other.
         """
         return None
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Received attention against the vision tower that it is taken from: vLLM's Qwen2.5-VL.
+"""Received attention against the vision towers that it is taken from, which are vLLM's.
 
-The tower has an eighth of the 7B model's heads, each as large, and a quarter of its blocks: 7 with
-windows, 1 with full attention. Of the whole tower's 4 with full attention, one is looked into too.
+They have an eighth of the heads of the real ones, each as large, and a part of the blocks. Of the
+blocks with full attention, only one is looked into, however many the real tower has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
-from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
+from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.signals.attention import received_attention
 from anchorprune_vllm.tools.bench.support import edit_json, peak_bytes, side_by_side
 from anchorprune_vllm.tools.demo_model import make_demo_model
@@ -22,44 +23,87 @@ from anchorprune_vllm.tools.local_model import LocalModel, one_rank
 
 
 @dataclass(frozen=True)
-class AttentionCost:
-    """One call of the tower on a square picture, without and with importance."""
+class SmallTower:
+    """A tower with a part of the blocks of the real one."""
 
+    arch: str
+    config: Mapping[str, Any]
+    part: int
+    """The real tower has so many times the blocks."""
+
+
+TOWERS = (
+    SmallTower(  # 7 of 28 blocks with windows, and 1 of 4 with full attention
+        "qwen2.5-vl",
+        {
+            "hidden_size": 160,
+            "num_heads": 2,
+            "intermediate_size": 428,
+            "depth": 8,
+            "fullatt_block_indexes": [7],
+        },
+        part=4,
+    ),
+    SmallTower(  # 3 of 27 blocks, all with full attention
+        "qwen3-vl",
+        {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "depth": 3},
+        part=9,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """One call of a tower on a square picture, without and with importance."""
+
+    arch: str
     tokens: int
     tower_ms: float
     with_importance_ms: float
     tower_mebibytes: float
     with_importance_mebibytes: float
+    part: int
+
+    @property
+    def share(self) -> float:
+        """Of the real tower's time, computed: one block is looked into, however many there are."""
+        return (self.with_importance_ms - self.tower_ms) / (self.part * self.tower_ms)
 
 
-def measure_received_attention(sides: Sequence[int], repeats: int) -> list[AttentionCost]:
+def measure_received_attention(
+    tower: SmallTower, sides: Sequence[int], repeats: int
+) -> list[AttentionCost]:
     """For pictures of side x side visual tokens."""
     with TemporaryDirectory() as directory:
         scratch = Path(directory)
-        make_demo_model(scratch / "model", arch="qwen2.5-vl")
-        tower = {"hidden_size": 160, "num_heads": 2, "intermediate_size": 428, "depth": 8}
-        config = scratch / "model" / "config.json"
-        edit_json(config, vision_config={**tower, "fullatt_block_indexes": [7]})
+        make_demo_model(scratch / "model", arch=tower.arch)
+        edit_json(scratch / "model" / "config.json", vision_config=tower.config)
         dtype = "bfloat16" if torch.cuda.is_available() else "float32"
         with one_rank(scratch), torch.inference_mode():
-            model = LocalModel(scratch / "model", load_format="dummy", dtype=dtype)
-            return [_measure(model.model.visual, side, repeats) for side in sides]
+            loaded = LocalModel(scratch / "model", load_format="dummy", dtype=dtype)
+            return [_measure(loaded.model, tower, side, repeats) for side in sides]
 
 
-def _measure(visual: torch.nn.Module, side: int, repeats: int) -> AttentionCost:
-    grid = [[1, 2 * side, 2 * side]]  # a token is 2 x 2 patches
-    pixels = torch.randint(256, (4 * side * side, 3 * 2 * 14 * 14), dtype=torch.uint8)
+def _measure(model: Any, tower: SmallTower, side: int, repeats: int) -> AttentionCost:
+    visual, signals = model.visual, model.tower_signals
+    signals.order = model.tower_order(4)  # a token is 2 x 2 patches
+    tokens = MediaTokens(side * side, (side * side,), (side,))
+    grid = [[1, 2 * side, 2 * side]]
+    pixels = torch.randint(256, (4 * side * side, 3 * 2 * visual.patch_size**2), dtype=torch.uint8)
 
     def plain() -> None:
         visual(pixels, grid_thw=grid)
 
     def with_importance() -> None:
-        with signals_behind_outputs(visual, {"importance"}):
+        with signals.tapped() as take:
             visual(pixels, grid_thw=grid)
+            take([tokens])
 
-    times = side_by_side([plain, with_importance], repeats)
-    peaks = [peak_bytes(call) / 2**20 for call in (plain, with_importance)]
-    return AttentionCost(side * side, *times, *peaks)
+    without_ms, with_ms = side_by_side([plain, with_importance], repeats)
+    without_mib, with_mib = (peak_bytes(call) / 2**20 for call in (plain, with_importance))
+    return AttentionCost(
+        tower.arch, side * side, without_ms, with_ms, without_mib, with_mib, tower.part
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from anchorprune_vllm.tools.bench import attention, selection
-from anchorprune_vllm.tools.bench.attention import measure_received_attention
+from anchorprune_vllm.tools.bench.attention import TOWERS, measure_received_attention
 from anchorprune_vllm.tools.bench.memory import measure_peak_memory
 from anchorprune_vllm.tools.bench.selection import (
     SHAPES,
@@ -117,18 +117,20 @@ def _steps(repeats: int, device: torch.device) -> Table:
 
 def _received_attention(repeats: int, device: torch.device) -> Table:
     table = _table(
-        "Received attention, and the Qwen2.5-VL tower it is taken from",
-        *("tokens", "tower", "with importance", "tower, peak", "with importance, peak"),
+        "Received attention, and the towers it is taken from, with an eighth of their heads",
+        *("tower", "tokens", "without", "with importance", "more of the real tower, computed"),
+        *("peak without", "peak with importance"),
     )
-    # Once: a picture of 16,384 tokens has 65,536 patches, and takes minutes on a CPU.
-    for cost in measure_received_attention([32, 64, 128], repeats=1):
-        table.add_row(
-            str(cost.tokens),
-            f"{cost.tower_ms:.0f} ms",
-            _beside(cost.with_importance_ms, cost.tower_ms, "ms"),
-            f"{cost.tower_mebibytes:.0f} MiB",
-            _beside(cost.with_importance_mebibytes, cost.tower_mebibytes, "MiB"),
-        )
+    for tower in TOWERS:
+        # Once: a picture of 16,384 tokens has 65,536 patches, and takes minutes on a CPU.
+        for cost in measure_received_attention(tower, [32, 64, 128], repeats=1):
+            table.add_row(
+                *(cost.arch, str(cost.tokens), f"{cost.tower_ms:.0f} ms"),
+                _beside(cost.with_importance_ms, cost.tower_ms, "ms"),
+                f"{cost.share:.1%}",
+                f"{cost.tower_mebibytes:.0f} MiB",
+                _beside(cost.with_importance_mebibytes, cost.tower_mebibytes, "MiB"),
+            )
     return table
 
 

@@ -27,7 +27,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 import anchorprune_vllm
 from anchorprune_vllm.channels import split_numbers
 from anchorprune_vllm.layout import PromptLayout
-from anchorprune_vllm.models import families, tower_importance
+from anchorprune_vllm.models import families, tower_signals
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.families.gemma4 import Gemma4
 from anchorprune_vllm.models.tower_order import TowerOrder
@@ -65,14 +65,14 @@ def test_a_family_of_another_package_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: None
 ) -> None:
     monkeypatch.syspath_prepend(PACKAGE)
-    monkeypatch.setattr(tower_importance, "probe", None)  # what a family states is not found out
+    monkeypatch.setattr(tower_signals, "probe", None)  # what a family states is not found out
     model = load(tmp_path / "model", "cohere2-vision")
     processed = process(model, 12)
     (plan,) = plans_of(processed)
     assert plan.tokens.grids == ((4, 4),) * 7
     (rows,) = model.embed(processed)
     assert len(rows) == 12
-    learned = model.model.tower_importance.order  # type: ignore[operator]
+    learned = model.model.tower_signals.order  # type: ignore[operator]
     assert learned == TowerOrder("unit", "none", "raster", 4)
 
 
@@ -85,7 +85,7 @@ def test_what_is_stated_is_what_is_found_out(
     monkeypatch.setattr(CommandVision, "tower_order", Family.tower_order)
     model = load(tmp_path / "model", "cohere2-vision")
     model.embed(process(model, 12))
-    learned = model.model.tower_importance.order  # type: ignore[operator]
+    learned = model.model.tower_signals.order  # type: ignore[operator]
     assert learned == TowerOrder("unit", "none", "raster", 4)
 
 
@@ -99,7 +99,7 @@ def test_a_statement_that_does_not_fit_the_tower_is_not_believed(
     monkeypatch.setattr(CommandVision, "tower_order", lambda self, ratio: wrong)
     model = load(tmp_path / "model", "cohere2-vision")
     model.embed(process(model, 12))
-    learned = model.model.tower_importance.order  # type: ignore[operator]
+    learned = model.model.tower_signals.order  # type: ignore[operator]
     assert learned == TowerOrder("unit", "none", "raster", 4)
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from vllm.tokenizers.mistral import MistralTokenizer
 
-from anchorprune_vllm.models.tower_importance import TowerImportance
 from anchorprune_vllm.models.tower_order import TowerOrder, possible_orders, probe
+from anchorprune_vllm.models.tower_signals import TowerSignals
 from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.pictures import picture
@@ -115,7 +115,7 @@ def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
     model: Any = loaded.model.model
     processed = process(loaded.model, 12, SMALL)
     loaded.model.embed(processed)
-    assert model.tower_importance.order == loaded.family.order
+    assert model.tower_signals.order == loaded.family.order
 
     whole = process(loaded.model, "100%", SMALL)
     (plan,) = plans_of(whole)
@@ -128,7 +128,7 @@ def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
         orders = possible_orders(media, loaded.family.order.segments(media))
         found = probe(orders, media, model.tower_attention(), run)
     else:
-        looking = TowerImportance(model)
+        looking = TowerSignals(model)
         with patch.object(type(model), "tower_order", lambda self, ratio: None):
             looking.learn(media, run)
         found = looking.order

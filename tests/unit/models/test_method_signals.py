@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anchorprune_vllm import methods
-from anchorprune_vllm.models import clip_tower, paired_tower, qwen2_5_vl
+from anchorprune_vllm.models import clip_tower, paired_tower, tower_signals
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.selection.baselines.controls import uniform_grid
 from anchorprune_vllm.signals.matching import MatchingSignals
@@ -112,8 +112,9 @@ def test_free_selection_computes_no_signals(
 
     # Where signals come from: the tower's attention, the pair's space, the question's words.
     for name in ("received_attention", "cls_attention", "tap_attention"):
-        for module in (paired_tower, clip_tower, qwen2_5_vl):
+        for module in (paired_tower, clip_tower, tower_signals):
             monkeypatch.setattr(module, name, refuse, raising=False)
+    monkeypatch.setattr(tower_signals, "_query_and_key", refuse)
     monkeypatch.setattr(TextPair, "__init__", refuse)
     monkeypatch.setattr(MatchingSignals, "_embed_words", refuse, raising=False)
     image = picture(1, (333, 157))

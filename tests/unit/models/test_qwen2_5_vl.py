@@ -16,8 +16,10 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
 from anchorprune_vllm.channels import split_numbers
+from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.logger import logger
-from anchorprune_vllm.models.qwen2_5_vl import frame_groups, grid_extent, grid_positions
+from anchorprune_vllm.models.media_batch import MediaBatch
+from anchorprune_vllm.plan import ItemPlan, MediaTokens, pop_plans, to_tensors
 from anchorprune_vllm.tools.local_model import LocalModel, plans_of
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, clip, picture
@@ -41,6 +43,14 @@ def process(model: LocalModel, *media: Any, budget: int | str, **options: Any) -
     return model.process(in_dialect(prompt, tokenizer), *media, budget=budget, **options)
 
 
+def batch_of(model: LocalModel, *media: Any) -> MediaBatch:
+    """Media of one modality as the pruner gets them, and asks for them."""
+    ((modality, kwargs),) = model.batches(process(model, *media, budget=10))
+    plans = pop_plans(modality, kwargs)
+    assert plans is not None
+    return model.model._media(modality, kwargs, plans)
+
+
 # One window, several, windows cut at the right, at the bottom, on both sides, several frames.
 MEDIA = {
     "336x336": picture(1, (336, 336)),
@@ -56,9 +66,8 @@ MEDIA = {
 def test_received_attention_equals_transformers(
     model: LocalModel, reference: Any, name: str
 ) -> None:
-    ((modality, kwargs),) = model.batches(process(model, MEDIA[name], budget=10))
     with torch.inference_mode():
-        (features,) = model.model._media(modality, kwargs, []).encode([0])
+        (features,) = batch_of(model, MEDIA[name]).encode([0])
         expected = reference.received_attention(MEDIA[name])
         hidden = reference.embed(MEDIA[name])
     assert features.importance.dtype == torch.float32
@@ -68,65 +77,39 @@ def test_received_attention_equals_transformers(
 
 def test_several_items_in_one_call(model: LocalModel) -> None:
     images = [picture(10 + i, (336 + 56 * i, 400)) for i in range(3)]
-    ((_, kwargs),) = model.batches(process(model, *images, budget=10))
     with torch.inference_mode():
-        together = model.model._media("image", kwargs, []).encode([0, 1, 2])
+        together = batch_of(model, *images).encode([0, 1, 2])
         for image, features in zip(images, together, strict=True):
-            ((_, alone),) = model.batches(process(model, image, budget=10))
-            (expected,) = model.model._media("image", alone, []).encode([0])
+            (expected,) = batch_of(model, image).encode([0])
             torch.testing.assert_close(features.importance, expected.importance)
             torch.testing.assert_close(features.hidden, expected.hidden)
 
 
 @pytest.mark.parametrize("tokens", [1, 140, 300, 700])
-@pytest.mark.parametrize("name", ["importance", "keys"])
 def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
-    demo_models: Any,
-    rank: None,
-    model: LocalModel,
-    monkeypatch: pytest.MonkeyPatch,
-    tokens: int,
-    name: Any,
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
     """Attention is within frames, so the outputs are those of all at once."""
-    needs = frozenset({"importance", "object_attention", name})
+    needs = frozenset({"importance", "object_attention", "keys"})
     monkeypatch.setattr(model.model, "needs", needs)
-    media = [clip(60, frames=9, size=(400, 300)), clip(61, frames=2), clip(62, frames=6)]
-    ((modality, kwargs),) = model.batches(process(model, *media, budget=10))
-    grids = kwargs["video_grid_thw"].tolist()
+    batch = batch_of(model, clip(60, frames=9, size=(400, 300)))
+    of_frame = batch._plans[0].tokens.unit_sizes[0]
     calls: list[int] = []
     hook = model.model.visual.register_forward_pre_hook(
         lambda module, args: calls.append(len(args[0]))
     )
-    with torch.inference_mode():
-        together = model.model._media(modality, kwargs, []).encode([0, 1, 2])
+    with hook, torch.inference_mode():
+        (together,) = batch.encode([0])
         monkeypatch.setattr(model.model, "_max_encoder_tokens", tokens)
-        in_groups = model.model._media(modality, kwargs, []).encode([0, 1, 2])
-    hook.remove()
-    patches = sum(grid[0] * grid[1] * grid[2] for grid in grids)
+        (in_groups,) = batch.encode([0])
+    patches = 5 * 4 * of_frame
+    frames_at_once = max(1, tokens // of_frame)
     assert calls[0] == sum(calls[1:]) == patches
-    largest_frame = max(grid[1] * grid[2] for grid in grids)
-    assert max(calls[1:]) <= max(4 * tokens, largest_frame)
-    assert len(calls) > 2
-    for one, other in zip(together, in_groups, strict=True):
-        assert one.parts().keys() == other.parts().keys()
-        for part in one.parts():
-            # CPUs add up batches of other sizes in another order.
-            torch.testing.assert_close(other.parts()[part], one.parts()[part], rtol=1e-4, atol=1e-4)
-
-
-def test_frames_are_grouped_as_they_fit() -> None:
-    grids = [(5, 2, 2), (1, 10, 2), (3, 2, 2)]
-    assert frame_groups(grids, 10) == [
-        [(2, 2, 2)],
-        [(2, 2, 2)],
-        [(1, 2, 2)],
-        [(1, 10, 2)],  # too large, and alone
-        [(2, 2, 2)],
-        [(1, 2, 2)],
-    ]
-    assert frame_groups(grids, 24) == [[(5, 2, 2)], [(1, 10, 2), (1, 2, 2)], [(2, 2, 2)]]
-    assert frame_groups(grids, 99) == [grids]
+    assert calls[1] == min(5, frames_at_once) * 4 * of_frame
+    assert together.parts().keys() == in_groups.parts().keys() == {"hidden", *needs}
+    for name, part in together.parts().items():
+        # CPUs add up batches of other sizes in another order.
+        torch.testing.assert_close(in_groups.parts()[name], part, rtol=1e-4, atol=1e-4)
 
 
 def test_a_video_beyond_all_bounds_is_refused(demo_models: Any, rank: None) -> None:
@@ -147,7 +130,7 @@ def test_the_tower_is_left_as_it_was(model: LocalModel) -> None:
     visual = model.model.visual
     size = visual.out_hidden_size
     model.embed(process(model, MEDIA["336x336"], budget=10))
-    attention = visual.blocks[3].attn.attn
+    attention = model.model.tower_attention()
     assert visual.out_hidden_size == size
     assert not visual._forward_hooks
     assert not visual._forward_pre_hooks
@@ -205,12 +188,18 @@ class Feature(SimpleNamespace):
     """One item of a request, as the model is told of it."""
 
     @classmethod
-    def of(cls, modality: str, offset: int, length: int, grid: list[int], seconds: float) -> Any:
-        data = {f"{modality}_grid_thw": SimpleNamespace(data=torch.tensor(grid))}
+    def of(
+        cls, modality: str, offset: int, kept: int, grid: list[int], seconds: float, token: int
+    ) -> Any:
+        frames, of_frame = grid[0], grid[1] * grid[2] // 4
+        tokens = MediaTokens(frames * of_frame, (of_frame,) * frames, (grid[2] // 2,) * frames)
+        layout = PromptLayout.of([token] * tokens.unpruned)
+        plan = ItemPlan(kept, tokens, (1, 1), torch.empty(0, 0, dtype=torch.int64), layout)
+        values = {f"{modality}_grid_thw": torch.tensor(grid), **to_tensors(modality, plan)}
         if modality == "video":
-            data["second_per_grid_ts"] = SimpleNamespace(data=torch.tensor(seconds))
-        place = PlaceholderRange(offset=offset, length=length)
-        return cls(modality=modality, mm_position=place, data=data)
+            values["second_per_grid_ts"] = torch.tensor(seconds)
+        data = {name: SimpleNamespace(data=value) for name, value in values.items()}
+        return cls(modality=modality, mm_position=PlaceholderRange(offset, kept), data=data)
 
 
 def test_text_goes_on_where_it_does_unpruned(model: LocalModel) -> None:
@@ -229,8 +218,10 @@ def test_text_goes_on_where_it_does_unpruned(model: LocalModel) -> None:
             tokens = grid[0] * grid[1] * grid[2] // 4
             seconds = rng.choice([0.3, 1.0, 7.5])
             kept = rng.randrange(1, tokens + 1)
-            whole.append(Feature.of(modality, at, tokens, grid, seconds))
-            cut.append(Feature.of(modality, at_cut, kept, grid, seconds))
+            config = model.model.config
+            token = config.image_token_id if modality == "image" else config.video_token_id
+            whole.append(Feature.of(modality, at, tokens, grid, seconds, token))
+            cut.append(Feature.of(modality, at_cut, kept, grid, seconds, token))
             at, at_cut = at + tokens, at_cut + kept
         text += [(at + i, at_cut + i) for i in range(5)]
         unpruned, _ = Qwen2_5_VLForConditionalGeneration.get_mrope_input_positions(
@@ -240,13 +231,6 @@ def test_text_goes_on_where_it_does_unpruned(model: LocalModel) -> None:
         for token, token_cut in text:
             assert pruned[:, token_cut].tolist() == unpruned[:, token].tolist()
         assert delta == int(unpruned.max()) + 1 - (at_cut + 5)
-
-
-@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0, 15.0])
-def test_extent_is_one_more_than_the_highest_position(factor: float) -> None:
-    for grid in ((1, 1, 1), (1, 9, 4), (1, 4, 9), (7, 3, 3)):
-        positions = grid_positions(grid, factor)
-        assert grid_extent(grid, factor) == int(positions.relative.max()) + 1
 
 
 @pytest.mark.usefixtures("rank")

@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
 import torch
 
-from anchorprune_vllm.models.qwen2_5_vl import signals_behind_outputs
+from anchorprune_vllm.models.tower_signals import TowerSignals
 from anchorprune_vllm.selection import select_batch
 from anchorprune_vllm.tools.bench import attention, memory, parts, selection, support, video
 
@@ -76,19 +76,23 @@ def test_it_measures_a_call_of_the_model(meters: Meters) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_looks_into_the_tower(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
+@pytest.mark.parametrize("tower", attention.TOWERS, ids=lambda tower: tower.arch)
+def test_it_looks_into_the_tower(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch, tower: attention.SmallTower
+) -> None:
+    looked: list[list[int]] = []
+    take = TowerSignals._signals
 
-    @contextmanager
-    def looking(visual: torch.nn.Module, needs: set[str]) -> Iterator[None]:
-        looked.append(len(meters.results))
-        with signals_behind_outputs(visual, needs):
-            yield
+    def looking(*args: Any) -> Any:
+        found = take(*args)
+        looked.append([len(part) for part in found.values()])
+        return found
 
-    monkeypatch.setattr(attention, "signals_behind_outputs", looking)
-    (cost,) = attention.measure_received_attention([8], repeats=1)
-    assert cost == attention.AttentionCost(64, 1.0, 2.0, 3.0, 4.0)
-    assert len(looked) == 2  # of four calls
+    monkeypatch.setattr(TowerSignals, "_signals", looking)
+    (cost,) = attention.measure_received_attention(tower, [8], repeats=1)
+    assert cost == attention.AttentionCost(tower.arch, 64, 1.0, 2.0, 3.0, 4.0, tower.part)
+    assert looked == [[64], [64]]  # in two of four calls
+    assert cost.share == 1 / tower.part
 
 
 def test_it_measures_a_video(meters: Meters) -> None:
@@ -176,7 +180,7 @@ def test_all_tables_are_printed(
     monkeypatch.setattr(parts, "SHAPES", [selection.Shape("small", 96, 8, 12, 30, units=3)])
     monkeypatch.setattr(parts, "_LENGTHS", (72, 144))
     monkeypatch.setattr(parts, "measure_steps", lambda *_: {"tower": 200.0, "step": 3.0})
-    attended = attention.AttentionCost(64, 100.0, 110.0, 10.0, 20.0)
+    attended = attention.AttentionCost("qwen3-vl", 1024, 100.0, 110.0, 10.0, 20.0, 9)
     monkeypatch.setattr(parts, "measure_received_attention", lambda *_, **__: [attended])
     seen = video.VideoCost(16, 2912, 512, 400.0, 500.0, 60.0, 90.0)
     monkeypatch.setattr(parts, "measure_videos", lambda *_: [seen])
@@ -199,7 +203,7 @@ def test_all_tables_are_printed(
     assert [row[0] for row in rows if row[1] in ("32", "64", "128")] == ["5.6%", "11.1%", "22.2%"]
     for row in (
         ["step", "3.00 ms", "1.50%"],
-        ["64", "100 ms", "110 ms (1.10x)", "10 MiB", "20 MiB (2.00x)"],
+        ["qwen3-vl", "1024", "100 ms", "110 ms (1.10x)", "1.1%", "10 MiB", "20 MiB (2.00x)"],
         ["16", "2912", "400 ms", "512", "500 ms (1.25x)", "60 MiB", "90 MiB (1.50x)"],
         ["640", "640", "60.0 MiB", "75.0%"],
     ):
