@@ -154,16 +154,16 @@ HOOKS = (
         is_for_native_positions=True,
     ),
     Hook(
-        "models/qwen2_5_vl.py",
+        "models/general.py",
         "cudagraph_mm_encoder",
         "switched off: captured graphs run no forward hooks",
         "vllm.config:CompilationConfig.cudagraph_mm_encoder",
     ),
     Hook(
         "models/qwen2_5_vl.py",
-        "prepare_encoder_metadata",
-        "tells the window order; given back to the tower, so that it is made once",
-        "vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer.prepare_encoder_metadata",
+        "get_window_index_thw",
+        "tells the order of the tower's windows",
+        "vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer.get_window_index_thw",
     ),
     Hook(
         "models/llava_onevision.py",

@@ -226,20 +226,21 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "words"),
+    ("arch", "options", "settings", "words"),
     [
-        ({}, {"method": "hiprune"}, "method hiprune needs .*object_attention of the vision tower"),
-        ({}, {"similarity": "raw"}, "similarity is for CLIP and SigLIP pairs; Qwen3VL"),
-        ({}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
-        ({"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
-        ({"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
-        ({"skip_mm_profiling": True}, {"level": "full"}, "leave out --skip-mm-profiling"),
+        ("cohere2-vision", {}, {"method": "hiprune"}, "hiprune needs object_attention of the"),
+        ("qwen3-vl", {}, {"similarity": "raw"}, "for CLIP and SigLIP pairs; Qwen3VL"),
+        ("qwen3-vl", {}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
+        ("qwen3-vl", {}, {"positions": "compact"}, "Qwen3VL.* has M-RoPE: leave positions out"),
+        ("glm-4v", {"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
+        ("qwen3-vl", {"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
+        ("qwen3-vl", {"skip_mm_profiling": True}, {"level": "full"}, "out --skip-mm-profiling"),
     ],
 )
 def test_what_the_general_level_lacks(
-    demo_models: Any, options: dict[str, Any], settings: dict[str, Any], words: str
+    demo_models: Any, arch: str, options: dict[str, Any], settings: dict[str, Any], words: str
 ) -> None:
-    model = demo_models("qwen3-vl")
+    model = demo_models(arch)
     start(model)
     with pytest.raises(ValueError, match=words):
         start(model, settings=settings, **options)
