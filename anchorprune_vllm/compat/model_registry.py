@@ -29,9 +29,9 @@ def pruned_class(model: type, architecture: str, model_config: Any) -> type:
     from vllm.model_executor.models.interfaces import supports_multimodal
 
     from anchorprune_vllm.models.families import family_of
-    from anchorprune_vllm.models.general import generalize
+    from anchorprune_vllm.models.general import generalize, keeps_mrope
 
     if not supports_multimodal(model):
         return model
     family: Any = family_of(architecture)
-    return generalize(model, family)
+    return generalize(model, family, keeps_mrope(model, model_config.hf_config))

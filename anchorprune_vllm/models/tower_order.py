@@ -22,6 +22,14 @@ from anchorprune_vllm.plan import MediaTokens
 
 _ClassToken = Literal["none", "first", "last"]
 _Grouping = Literal["consecutive", "raster"]
+_WAYS: tuple[tuple[_Grouping, int], ...] = (
+    ("consecutive", 0),
+    ("raster", 0),
+    ("consecutive", 2),
+    ("consecutive", 4),
+    ("consecutive", 8),
+)
+"""How tokens may be grouped, and the side of windows."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class TowerOrder:
     """Whether the tokens of a row follow each other, or are a square of the tower's own grid."""
     ratio: int
     """Tokens of each row."""
+    window: int = 0
+    """The side, in rows, of squares that lie in the tower one behind the other; 0: none."""
 
     def segments(self, media: Sequence[MediaTokens]) -> list[int]:
         """Return how many of the tower's tokens attend to each other, for each part."""
@@ -75,10 +85,19 @@ class TowerOrder:
     def _within(self, rows: int, columns: int) -> Tensor:
         number = torch.arange(rows * columns * self.ratio, device="cpu")
         if self.grouping == "consecutive":
-            return number.view(-1, self.ratio)
+            return number.view(-1, self.ratio)[self._places(rows, columns)]
         side = isqrt(self.ratio)
         squares = number.view(rows, side, columns, side).transpose(1, 2)
         return squares.reshape(-1, self.ratio)
+
+    def _places(self, rows: int, columns: int) -> Tensor:
+        """Return where in the tower's order each row of a grid comes, windows being the reason."""
+        number = torch.arange(rows * columns, device="cpu")
+        if not self.window:
+            return number
+        bands = number.view(rows, columns).split(self.window)
+        windows = [square for band in bands for square in band.split(self.window, dim=1)]
+        return torch.cat([square.flatten() for square in windows]).argsort()
 
 
 def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> list[TowerOrder]:
@@ -89,12 +108,12 @@ def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> li
     rows = sum(tokens.candidates for tokens in media)
     tile = rows // len(segments)
     found = []
-    for class_token, grouping in product(get_args(_ClassToken), get_args(_Grouping)):
+    for class_token, (grouping, window) in product(get_args(_ClassToken), _WAYS):
         ratio = (sum(segments) - len(segments) * (class_token != "none")) // rows
         is_square = ratio > 1 and isqrt(ratio) ** 2 == ratio
         if ratio and (grouping == "consecutive" or is_square):
             parts: tuple[Any, ...] = ("unit", "item", tile)
-            orders = [TowerOrder(part, class_token, grouping, ratio) for part in parts]
+            orders = [TowerOrder(part, class_token, grouping, ratio, window) for part in parts]
             found += [order for order in orders if order.segments(media) == list(segments)][:1]
     return found
 

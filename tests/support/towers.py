@@ -75,7 +75,7 @@ def importance_by_hand(
         for row in range(rows):
             for column in range(columns):
                 if order.grouping == "consecutive":
-                    first = (row * columns + column) * ratio
+                    first = place_of(row, column, rows, columns, order.window) * ratio
                     members = [first + each for each in range(ratio)]
                 else:
                     members = [
@@ -86,3 +86,12 @@ def importance_by_hand(
                 found.append(float(np.mean([tokens[member] for member in members])))
     assert len(found) == layout.embeddings
     return np.array(found)
+
+
+def place_of(row: int, column: int, rows: int, columns: int, window: int) -> int:
+    """Return how many cells of a grid come before one, if it is walked window by window."""
+    if not window:
+        return row * columns + column
+    top, left = row // window * window, column // window * window
+    height, width = min(window, rows - top), min(window, columns - left)
+    return top * columns + left * height + (row - top) * width + column - left

@@ -231,6 +231,7 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
         ({}, {"method": "hiprune"}, "method hiprune needs .*object_attention of the vision tower"),
         ({}, {"similarity": "raw"}, "similarity is for CLIP and SigLIP pairs; Qwen3VL"),
         ({}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
+        ({}, {"positions": "compact"}, "positions 'compact' .*Qwen3VL.* has M-RoPE"),
         ({"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
         ({"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
         ({"skip_mm_profiling": True}, {"level": "full"}, "leave out --skip-mm-profiling"),
@@ -243,3 +244,20 @@ def test_what_the_general_level_lacks(
     start(model)
     with pytest.raises(ValueError, match=words):
         start(model, settings=settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("arch", "positions", "way_out"),
+    [("qwen3-vl", None, "--anchorprune-budget"), ("gemma3", "native", "the setting positions")],
+)
+def test_native_positions_need_the_tokens_of_images(
+    demo_models: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    positions: str | None,
+    way_out: str,
+) -> None:
+    monkeypatch.setattr("anchorprune_vllm.models.general.media_token_ids", lambda hf_config: {})
+    words = f"does not name the tokens .* native positions cannot be kept; leave out {way_out}"
+    with pytest.raises(ValueError, match=words):
+        start(demo_models(arch), settings={"positions": positions})

@@ -17,9 +17,11 @@ ENTRY_POINTS = "anchorprune.families"
 _CONSECUTIVE = f"{__name__}.plain:Consecutive"
 _GLM = f"{__name__}.plain:Glm"
 _RASTER = f"{__name__}.plain:Raster"
+_WINDOWED = f"{__name__}.plain:Windowed"
 _INTERNVL = f"{__name__}.internvl:InternVL"
 
 FAMILIES = {
+    "Exaone4_5_ForConditionalGeneration": _WINDOWED,
     "Gemma3ForConditionalGeneration": _RASTER,
     "Gemma4ForConditionalGeneration": f"{__name__}.gemma4:Gemma4",
     "Glm4vForConditionalGeneration": _GLM,
@@ -34,6 +36,8 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": _RASTER,
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
     "Qwen2VLForConditionalGeneration": _CONSECUTIVE,
+    "Qwen2_5OmniForConditionalGeneration": _WINDOWED,
+    "Qwen2_5OmniModel": _WINDOWED,
     "Qwen3VLForConditionalGeneration": _CONSECUTIVE,
     "Qwen3VLMoeForConditionalGeneration": _CONSECUTIVE,
     "Qwen3_5ForConditionalGeneration": _CONSECUTIVE,
