@@ -142,6 +142,12 @@ class PrunedModel:
             warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
 
     @classmethod
+    def fits(cls, hf_config: Any) -> bool:
+        """Return whether this adapter is made for a checkpoint; if not, the general one prunes it,
+        where vLLM has the model itself."""
+        return True
+
+    @classmethod
     def prepare(cls, model_config: Any) -> None:
         """What the model needs at start-up, pruned or not; raises ValueError if it has it not."""
 
