@@ -11,12 +11,18 @@ from torch import Tensor
 
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.field_slices import items_of, joined
+from anchorprune_vllm.logger import logger
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.positions import MediaPositions
 from anchorprune_vllm.selection.host import to_device
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general import GeneralModel
+
+_NOT_TO_BE_HAD = (
+    "the attention of the vision tower cannot be read for some items (padded ones, or those of an "
+    "unknown grid); their importance comes from the rows instead"
+)
 
 
 class MediaBatch:
@@ -43,6 +49,8 @@ class MediaBatch:
             rows = self._candidates(items, media)
         importance = take(media)
         if importance is None:
+            if self._model.tower_importance.order is not None:
+                logger.warning_once("AnchorPrune: %s", _NOT_TO_BE_HAD)
             width = self._model.embedding_size
             importance = [distance_from_mean(part[:, :width]) for part in rows]
         return [MediaFeatures(*item) for item in zip(rows, importance, strict=True)]

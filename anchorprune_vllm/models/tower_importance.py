@@ -35,6 +35,7 @@ class TowerImportance:
             self._candidates = [self._attention]
         self.order: TowerOrder | None = None
         """How the attention's tokens become rows; None: importance comes from elsewhere."""
+        self._is_stated = False
 
     def learn(self, media: Sequence[MediaTokens], run: Callable[[], Tensor]) -> None:
         """Learn where to look: from the model's family, or by running the tower some times.
@@ -57,8 +58,20 @@ class TowerImportance:
         calls = [lengths for module, lengths in called if module is self._attention]
         segments = [length for lengths in calls for length in lengths]
         self.order = self._stated_order(media, segments)
+        self._is_stated = self.order is not None
         if self.order is None:
             self.order = probe(possible_orders(media, segments), media, self._attention, run)
+
+    def _has_grids(self, media: Sequence[MediaTokens]) -> bool:
+        """Whether the order can be applied to these items.
+
+        Where no family states it, the grid of a unit may be unknown, and is then taken for one row:
+        nothing of the tower's own grid can be found in that.
+        """
+        if self._is_stated or self.order is None or not self.order.needs_grids:
+            return True
+        grids = [grid for tokens in media for grid in tokens.grids]
+        return all(rows != 1 or columns == 1 for rows, columns in grids)
 
     def _stated_order(
         self, media: Sequence[MediaTokens], segments: Sequence[int]
@@ -91,7 +104,7 @@ class TowerImportance:
         self, taken: Sequence[tuple[Tensor, Tensor]], media: Sequence[MediaTokens]
     ) -> list[Tensor] | None:
         """Return the importance [N] of each item's tokens; None: it is not to be had."""
-        if self.order is None:
+        if self.order is None or not taken or not self._has_grids(media):
             return None
         query, key = (torch.cat(parts) for parts in zip(*taken, strict=True))
         segments = self.order.segments(media)

@@ -74,12 +74,16 @@ def importance_by_hand(
         tokens = tokens[:-1] if order.class_token == "last" else tokens
         for row in range(rows):
             for column in range(columns):
+                top, left, height, width = window_of(row, column, rows, columns, order.window)
+                first = (top * columns + left * height) * ratio
+                down, across = row - top, column - left
                 if order.grouping == "consecutive":
-                    first = place_of(row, column, rows, columns, order.window) * ratio
-                    members = [first + each for each in range(ratio)]
+                    members = [
+                        first + (down * width + across) * ratio + each for each in range(ratio)
+                    ]
                 else:
                     members = [
-                        (row * side + y) * columns * side + column * side + x
+                        first + (down * side + y) * width * side + across * side + x
                         for y in range(side)
                         for x in range(side)
                     ]
@@ -88,10 +92,11 @@ def importance_by_hand(
     return np.array(found)
 
 
-def place_of(row: int, column: int, rows: int, columns: int, window: int) -> int:
-    """Return how many cells of a grid come before one, if it is walked window by window."""
+def window_of(
+    row: int, column: int, rows: int, columns: int, window: int
+) -> tuple[int, int, int, int]:
+    """Return where the window of a cell begins, and how large it is; 0: all is one window."""
     if not window:
-        return row * columns + column
+        return 0, 0, rows, columns
     top, left = row // window * window, column // window * window
-    height, width = min(window, rows - top), min(window, columns - left)
-    return top * columns + left * height + (row - top) * width + column - left
+    return top, left, min(window, rows - top), min(window, columns - left)

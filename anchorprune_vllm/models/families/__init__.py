@@ -34,6 +34,7 @@ FAMILIES = {
     "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
+    "MuseGlimmerForConditionalGeneration": f"{__name__}.muse_glimmer:MuseGlimmer",
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
     "Qwen2VLForConditionalGeneration": _CONSECUTIVE,
     "Qwen2_5OmniForConditionalGeneration": _WINDOWED,

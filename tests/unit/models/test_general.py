@@ -56,6 +56,7 @@ FAMILIES = {
     "qwen2-vl": Family(MERGED),
     "qwen2.5-omni": Family(WINDOWED),
     "exaone4.5": Family(WINDOWED),
+    "muse-glimmer": Family(TowerOrder("unit", "none", "raster", 4, window=8)),
     "glm-4v": Family(MERGED),
     "glm-4v-moe": Family(MERGED),
     "glm-ocr": Family(MERGED),
@@ -242,6 +243,28 @@ def test_native_positions_are_the_unpruned_ones(loaded: Loaded) -> None:
         assert place.length == len(part)
     expected.append(full[:, at:])
     assert placed[:, : len(ids)].tolist() == torch.cat(expected, dim=1).tolist()
+
+
+def test_items_whose_attention_cannot_be_read(
+    rank: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """MiniCPM-V's order is found with a square slice; others are padded, or of unknown grids."""
+    path = tmp_path_factory.mktemp("unread") / "model"
+    make_demo_model(path, arch="minicpm-v-4.6")
+    local = LocalModel(path, dtype="bfloat16")
+    square = process(local, 12, picture(1, (224, 224)))
+    local.embed(square)
+    model: Any = local.model
+    assert model.tower_importance.order == POOLED
+    with model.tower_importance.tapped() as take:
+        pass  # as for padded slices, which do not go through vLLM's attention module
+    assert take([plan.tokens for plan in plans_of(square)]) is None
+    for size in ((300, 300), (300, 200)):
+        (kept,) = local.embed(process(local, 12, picture(1, size)))
+        with patch.object(model.tower_importance, "order", None):
+            local.model.reset_encoder_cache()
+            (at_the_reduced_level,) = local.embed(process(local, 12, picture(1, size)))
+        assert torch.equal(kept, at_the_reduced_level)
 
 
 def test_ordinary_positions_of_a_class_with_mrope(

@@ -67,6 +67,22 @@ def in_windows(rows: int, columns: int, window: int) -> Callable[[Tensor], Tenso
     return merge
 
 
+def pooled_in_windows(rows: int, columns: int, window: int) -> Callable[[Tensor], Tensor]:
+    """2 x 2 of each window's raster, averaged, and put back from windows into a raster."""
+    cells = torch.arange(rows * columns).view(rows, columns)
+    windows = [part for band in cells.split(window) for part in band.split(window, 1)]
+
+    def merge(tokens: Tensor) -> Tensor:
+        merged = torch.zeros(rows * columns, tokens.shape[1])
+        for cells_of, part in zip(
+            windows, tokens.split([4 * each.numel() for each in windows]), strict=True
+        ):
+            merged[cells_of.flatten()] = pooled(*cells_of.shape)(part)
+        return merged
+
+    return merge
+
+
 CASES = [
     (IMAGE, [48], consecutive, TowerOrder("unit", "none", "consecutive", 4)),
     (IMAGE, [48], pooled(3, 4), TowerOrder("unit", "none", "raster", 4)),
@@ -93,6 +109,7 @@ CASES = [
     (IMAGE, [48], in_windows(3, 4, 2), TowerOrder("unit", "none", "consecutive", 4, window=2)),
     (WIDE, [280], in_windows(7, 10, 4), TowerOrder("unit", "none", "consecutive", 4, window=4)),
     (FRAMES, [48] * 3, in_windows(3, 4, 2), TowerOrder("unit", "none", "consecutive", 4, window=2)),
+    (WIDE, [280], pooled_in_windows(7, 10, 4), TowerOrder("unit", "none", "raster", 4, window=4)),
     (IMAGE, [12], lambda tokens: tokens, TowerOrder("unit", "none", "consecutive", 1)),
 ]
 
