@@ -29,6 +29,7 @@ FAMILIES = {
     "GlmOcrForConditionalGeneration": _GLM,
     "Idefics3ForConditionalGeneration": _RASTER,
     "InternS1ForConditionalGeneration": _INTERNVL,
+    "InternS2PreviewForConditionalGeneration": _CONSECUTIVE,
     "InternVLChatModel": _INTERNVL,
     "InternVLForConditionalGeneration": _INTERNVL,
     "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
