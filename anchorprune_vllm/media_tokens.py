@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MODALITIES = ("image", "video")
+"""Those that are pruned."""
+EMBEDDED = (*MODALITIES, "audio")
+"""Those whose tokens stand for embeddings of an encoder."""
 
 
-def media_token_ids(hf_config: Any) -> dict[str, int]:
+def media_token_ids(hf_config: Any, modalities: Sequence[str] = MODALITIES) -> dict[str, int]:
     """Return, by modality, the id of the token that stands for an embedding.
 
-    Only of the modalities for which the config names one, as nearly all do.
+    Only of the modalities for which the config names one, as nearly all do. That of a model that
+    speaks has the one that sees inside.
     """
-    names = {m: (f"{m}_token_id", f"{m}_token_index") for m in MODALITIES}
+    hf_config = getattr(hf_config, "thinker_config", hf_config)
+    names = {m: (f"{m}_token_id", f"{m}_token_index") for m in modalities}
     found = {
         modality: [getattr(hf_config, name) for name in either if hasattr(hf_config, name)]
         for modality, either in names.items()

@@ -87,8 +87,12 @@ def check_model(engine_args: Any, model_config: Any) -> None:
 
 def _served_by(model_config: Any) -> Any:
     """Return the class of ours that serves a model; raise ValueError if there can be none."""
+    from vllm.model_executor.model_loader import utils
+
+    utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget
     if model_config.architecture in ARCHITECTURES:
-        return model_class(model_config.architecture)
+        served = model_class(model_config.architecture)
+        return pruned_class(served, model_config.architecture, model_config)
     if not model_config.is_multimodal_model or model_config.is_encoder_decoder:
         raise ValueError(
             f"anchorprune: {model_config.architecture} is not a decoder that sees images, so it "
@@ -100,9 +104,6 @@ def _served_by(model_config: Any) -> Any:
             "be pruned; leave out --model-impl transformers if vLLM has the model itself, or "
             "--anchorprune-budget"
         )
-    from vllm.model_executor.model_loader import utils
-
-    utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget
     served, architecture = model_config.registry.resolve_model_cls(
         model_config.architectures, model_config=model_config
     )

@@ -36,7 +36,7 @@ from anchorprune_vllm.field_slices import slices_of, to_elems
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.limits import SizeLimits
 from anchorprune_vllm.logger import active_line, logger
-from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
+from anchorprune_vllm.media_tokens import EMBEDDED, MODALITIES, media_token_ids
 from anchorprune_vllm.methods import method_of
 from anchorprune_vllm.metrics.families import FALLBACKS
 from anchorprune_vllm.metrics.requests import request_metrics
@@ -159,8 +159,8 @@ class PruningProcessor(BaseMultiModalProcessor):
         return result
 
     def _refuse_stray_placeholders(self, result: Any) -> None:
-        """In the worker, the n-th placeholder is the n-th visual token: there may be no others."""
-        ids = list(media_token_ids(self.info.get_hf_config()).values())
+        """In the worker, the n-th placeholder is the n-th embedding: there may be no others."""
+        ids = list(media_token_ids(self.info.get_hf_config(), EMBEDDED).values())
         found = sum(token in ids for token in result["prompt_token_ids"])
         placed = sum(
             place.get_num_embeds()

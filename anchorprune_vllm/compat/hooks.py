@@ -160,12 +160,6 @@ HOOKS = (
         "vllm.config:CompilationConfig.cudagraph_mm_encoder",
     ),
     Hook(
-        "models/qwen2_5_vl.py",
-        "get_window_index_thw",
-        "tells the order of the tower's windows",
-        "vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer.get_window_index_thw",
-    ),
-    Hook(
         "models/llava_onevision.py",
         "_merge_image_patch_embeddings",
         "indices sent through it tell where patches end up",

@@ -19,19 +19,26 @@ def wrap_resolve_model_cls(original: Any) -> Any:
 
 
 def pruned_class(model: type, architecture: str, model_config: Any) -> type:
-    """Return the class that serves a model: another one only for an image model with a budget."""
+    """Return the class that serves a model: another one only for an image model with a budget.
+
+    A class of ours stays, if it is made for such a checkpoint, or if vLLM has none.
+    """
     from anchorprune_vllm.config import CONFIG_KEY
+    from anchorprune_vllm.models import vllms_class
     from anchorprune_vllm.models.pruned import PrunedModel
 
-    is_ours = issubclass(model, PrunedModel)
-    if is_ours or not hasattr(model_config.hf_config, CONFIG_KEY):
+    if not hasattr(model_config.hf_config, CONFIG_KEY):
         return model
+    if issubclass(model, PrunedModel):
+        if model.fits(model_config.hf_config) or vllms_class(architecture) is None:
+            return model
+        model = vllms_class(architecture)
     from vllm.model_executor.models.interfaces import supports_multimodal
 
     from anchorprune_vllm.models.families import family_of
-    from anchorprune_vllm.models.general import generalize
+    from anchorprune_vllm.models.general import generalize, keeps_mrope
 
     if not supports_multimodal(model):
         return model
     family: Any = family_of(architecture)
-    return generalize(model, family)
+    return generalize(model, family, keeps_mrope(model, model_config.hf_config))

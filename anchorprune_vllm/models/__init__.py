@@ -51,6 +51,12 @@ def model_class(architecture: str) -> Any:
     return model
 
 
+def vllms_class(architecture: str) -> Any:
+    """Return vLLM's class for one of `ARCHITECTURES`; None if it has none."""
+    entry = _vllms_own.get(architecture)
+    return None if entry is None else entry.load_model_cls()
+
+
 def __getattr__(name: str) -> Any:
     """Return the class that vLLM loads for an architecture: ours, or its own if ours cannot be."""
     if name not in ARCHITECTURES:
@@ -58,9 +64,10 @@ def __getattr__(name: str) -> Any:
     try:
         return model_class(name)
     except HookGone as error:
-        if name not in _vllms_own:
+        vllms = vllms_class(name)
+        if vllms is None:
             raise
-        return _unpruned(_vllms_own[name].load_model_cls(), error)
+        return _unpruned(vllms, error)
 
 
 def _unpruned(model: Any, reason: HookGone) -> Any:

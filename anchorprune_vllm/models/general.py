@@ -20,16 +20,20 @@ from vllm.model_executor.models.interfaces import supports_mrope
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.multimodal.processing import BaseMultiModalProcessor
+from vllm.transformers_utils.config import uses_mrope
 
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache
 from anchorprune_vllm.field_slices import each_alone
 from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.logger import active_line, logger
-from anchorprune_vllm.media_tokens import MODALITIES
+from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods import Signal, method_of
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.linear_positions import LinearPositionsModel
+from anchorprune_vllm.models.linear_positions import (
+    LinearPositionsModel,
+    has_positions_in_channels,
+)
 from anchorprune_vllm.models.media_batch import MediaBatch
 from anchorprune_vllm.models.pruned import PrunedModel
 from anchorprune_vllm.models.tower_signals import FROM_TOWER, TowerSignals
@@ -70,11 +74,6 @@ class GeneralModel(Family, PrunedModel):
                 f"the vision tower, and no family states the order of the tower of {name}; choose "
                 "another method, or have a family state it (docs/your-own-model.md)"
             )
-        if config.positions == "compact" and cls.has_mrope:
-            raise ValueError(
-                f"anchorprune: positions 'compact' are for models with 1-D positions; {name} has "
-                "M-RoPE: leave positions out or choose 'native'"
-            )
         if config.text_encoder is not None:
             raise ValueError(
                 f"anchorprune: {name} needs no text encoder, questions are matched with its own "
@@ -84,6 +83,18 @@ class GeneralModel(Family, PrunedModel):
             raise ValueError(
                 f"anchorprune: similarity is for CLIP and SigLIP pairs; {name} matches words with "
                 "its own embeddings: leave it out"
+            )
+        if cls.has_mrope and config.positions == "compact":
+            raise ValueError(
+                "anchorprune: positions 'compact' are for models with 1-D positions; "
+                f"{name} has M-RoPE: leave positions out or choose 'native'"
+            )
+        is_native = config.has_native_positions(cls.default_positions)
+        if is_native and not media_token_ids(model_config.hf_config):
+            way_out = "--anchorprune-budget" if cls.has_mrope else "the setting positions"
+            raise ValueError(
+                f"anchorprune: the configuration of {name} does not name the tokens that stand for "
+                f"images, so native positions cannot be kept; leave out {way_out}"
             )
         if getattr(model_config, "uses_xdrope_dim", 0):
             raise ValueError(
@@ -274,11 +285,21 @@ class LinearGeneralModel(GeneralModel, LinearPositionsModel):
     """Mixin over models with ordinary, 1-D rotary embeddings."""
 
 
+def keeps_mrope(model: type, hf_config: Any) -> bool:
+    """Return whether vLLM keeps M-RoPE positions for a model.
+
+    Its class and its config must both say so: EXAONE 4.5 inherits Qwen2.5-VL's class, and has
+    ordinary rotary embeddings.
+    """
+    return (
+        supports_mrope(model) and uses_mrope(hf_config) and not has_positions_in_channels(hf_config)
+    )
+
+
 @cache
-def generalize(model: type, family: Any = Family) -> type:
+def generalize(model: type, family: Any, has_mrope: bool) -> type:
     """Return the class that prunes an image model of vLLM's, with the hooks of its family: pruned
     when its config has a budget, and otherwise as it is."""
-    has_mrope = supports_mrope(model)
     mixin = GeneralModel if has_mrope else LinearGeneralModel
     bases = (mixin, model) if family is Family else (family, mixin, model)
     plain: Any = model._processor_factory  # type: ignore[attr-defined]

@@ -12,6 +12,14 @@ from anchorprune_vllm.models.pruned import PrunedModel
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.positions import CHANNELS, MediaPositions
 
+_EQUAL_CHANNELS = [1] * CHANNELS
+"""A section that no model with M-RoPE has."""
+
+
+def has_positions_in_channels(hf_config: Any) -> bool:
+    """Return whether `use_native_positions` has made a config that of a model with M-RoPE."""
+    return getattr(hf_config, "mrope_section", None) == _EQUAL_CHANNELS
+
 
 class LinearPositionsModel(PrunedModel):
     """Mixin: vLLM keeps positions in equal channels, and the language model gets one of them."""
@@ -19,7 +27,7 @@ class LinearPositionsModel(PrunedModel):
     @classmethod
     def use_native_positions(cls, hf_config: Any) -> None:
         # On the whole model's config: the language model's own keeps ordinary rotary embeddings.
-        hf_config.mrope_section = [1] * CHANNELS
+        hf_config.mrope_section = [*_EQUAL_CHANNELS]
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.field_slices import cut_between_frames, items_of, joined
+from anchorprune_vllm.logger import logger
 from anchorprune_vllm.models.data_parallel_tower import tapped_on_all_ranks
 from anchorprune_vllm.models.tower_signals import Parts
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
@@ -20,6 +21,11 @@ from anchorprune_vllm.selection.host import to_device
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general import GeneralModel
+
+_NOT_TO_BE_HAD = (
+    "the attention of the vision tower cannot be read for some items (padded ones, or those of an "
+    "unknown grid); their importance comes from the rows instead"
+)
 
 
 class MediaBatch:
@@ -67,6 +73,8 @@ class MediaBatch:
         """Return what stands in for signals of the tower."""
         if "importance" not in self._model.needs:
             return {}
+        if self._model.tower_signals.order is not None:
+            logger.warning_once("AnchorPrune: %s", _NOT_TO_BE_HAD)
         return {"importance": distance_from_mean(rows[:, : self._model.embedding_size])}
 
     def _candidates(self, items: list[int], media: Sequence[MediaTokens]) -> list[Tensor]:

@@ -90,10 +90,8 @@ class PairedPruningProcessor(PruningProcessor):
 def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig) -> str | None:
     """Return the checkpoint of the text tower; None for methods that compare nothing with words.
 
-    Raises ValueError if the vision tower is of another family, or a text tower that is needed
-    cannot be found.
+    Raises ValueError if a text tower that is needed cannot be found.
     """
-    family.check_tower(vision_config)
     if "features" not in method_of(config).needs:
         return None
     return family.find(vision_config, config.text_encoder)
@@ -116,6 +114,10 @@ class PairedPrunedModel(LinearPositionsModel):
     """Mixin: list it before the vLLM model that it extends."""
 
     pair_family: PairFamily
+
+    @classmethod
+    def fits(cls, hf_config: Any) -> bool:
+        return hf_config.vision_config.model_type == f"{cls.pair_family.model_type}_vision_model"
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:

@@ -28,7 +28,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from anchorprune_vllm.compat import check_vllm
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.feature_cache import FeatureCache, Layout
-from anchorprune_vllm.media_tokens import media_token_ids
+from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
 from anchorprune_vllm.methods import Signal, method_of, small_item
 from anchorprune_vllm.metrics.selections import selection_metrics
 from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
@@ -117,7 +117,7 @@ class PrunedModel:
             self._native_positions = self.supports_multimodal_pruning = True
             self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
             self.get_model_state_cls = _native_positions_state  # asked by its second runner alone
-        self._media_token_ids = [*media_token_ids(model_config.hf_config).values()]
+        self._media_token_ids = [*media_token_ids(model_config.hf_config, EMBEDDED).values()]
         self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -140,6 +140,12 @@ class PrunedModel:
             with torch.device("cpu"), set_default_torch_dtype(torch.float32):
                 method.select([small_item(vllm_config.device_config.device)])
             warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
+
+    @classmethod
+    def fits(cls, hf_config: Any) -> bool:
+        """Return whether this adapter is made for a checkpoint; if not, the general one prunes it,
+        where vLLM has the model itself."""
+        return True
 
     @classmethod
     def prepare(cls, model_config: Any) -> None:

@@ -22,6 +22,8 @@ from anchorprune_vllm.plan import MediaTokens
 
 _ClassToken = Literal["none", "first", "last"]
 _Grouping = Literal["consecutive", "raster"]
+_WINDOWS = (0, 2, 4, 8, 16)
+"""The sides of windows that are tried."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class TowerOrder:
     """Whether the tokens of a row follow each other, or are a square of the tower's own grid."""
     ratio: int
     """Tokens of each row."""
+    window: int = 0
+    """The side, in rows, of squares that lie in the tower one behind the other; 0: none."""
+
+    @property
+    def needs_grids(self) -> bool:
+        """Whether it depends on how many rows and columns a unit has."""
+        has_squares = bool(self.window) or (self.grouping == "raster" and self.ratio > 1)
+        return has_squares and self.part in ("unit", "item")
 
     def segments(self, media: Sequence[MediaTokens]) -> list[int]:
         """Return how many of the tower's tokens attend to each other, for each part."""
@@ -73,12 +83,30 @@ class TowerOrder:
         return [[tile] for rows, columns in units for _ in range(rows * columns // self.part)]
 
     def _within(self, rows: int, columns: int) -> Tensor:
+        """Return the tokens of each row of a grid: int64 [rows * columns, ratio]."""
+        windows = self._windows(rows, columns)
+        groups, start = [], 0
+        for window in windows:
+            groups.append(start + self._grouped(*window.shape))
+            start += window.numel() * self.ratio
+        rows_by_window = torch.cat([window.flatten() for window in windows])
+        return torch.cat(groups)[rows_by_window.argsort()]
+
+    def _grouped(self, rows: int, columns: int) -> Tensor:
         number = torch.arange(rows * columns * self.ratio, device="cpu")
         if self.grouping == "consecutive":
             return number.view(-1, self.ratio)
         side = isqrt(self.ratio)
         squares = number.view(rows, side, columns, side).transpose(1, 2)
         return squares.reshape(-1, self.ratio)
+
+    def _windows(self, rows: int, columns: int) -> list[Tensor]:
+        """Return the rows of each window of a grid; a window at its end may be smaller."""
+        number = torch.arange(rows * columns, device="cpu").view(rows, columns)
+        if not self.window:
+            return [number]
+        bands = number.split(self.window)
+        return [square for band in bands for square in band.split(self.window, dim=1)]
 
 
 def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> list[TowerOrder]:
@@ -89,12 +117,13 @@ def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> li
     rows = sum(tokens.candidates for tokens in media)
     tile = rows // len(segments)
     found = []
-    for class_token, grouping in product(get_args(_ClassToken), get_args(_Grouping)):
+    kinds = product(_WINDOWS, get_args(_ClassToken), get_args(_Grouping))
+    for window, class_token, grouping in kinds:
         ratio = (sum(segments) - len(segments) * (class_token != "none")) // rows
         is_square = ratio > 1 and isqrt(ratio) ** 2 == ratio
         if ratio and (grouping == "consecutive" or is_square):
             parts: tuple[Any, ...] = ("unit", "item", tile)
-            orders = [TowerOrder(part, class_token, grouping, ratio) for part in parts]
+            orders = [TowerOrder(part, class_token, grouping, ratio, window) for part in parts]
             found += [order for order in orders if order.segments(media) == list(segments)][:1]
     return found
 

@@ -45,6 +45,7 @@ class TowerSignals:
             self._all = [self._last]
         self.order: TowerOrder | None = None
         """How the attention's tokens become rows; None: signals come from elsewhere."""
+        self._is_stated = False
 
     @property
     def _ranks(self) -> int:
@@ -74,6 +75,7 @@ class TowerSignals:
         """
         if self._model.has_data_parallel_tower:  # this rank may see none of the items
             self.order = self._model.tower_order(self.visual.spatial_merge_size**2)
+            self._is_stated = True
             return
         called: list[tuple[Any, list[int]]] = []
 
@@ -95,9 +97,21 @@ class TowerSignals:
         if self._middle is None:
             self._middle = _nearest_to_the_middle(segments, self._last)
         self.order = self._stated_order(media, segments[self._last])
+        self._is_stated = self.order is not None
         if self.order is None:
             orders = possible_orders(media, segments[self._last])
             self.order = probe(orders, media, self._last, run)
+
+    def _has_grids(self, media: Sequence[MediaTokens]) -> bool:
+        """Whether the order can be applied to these items.
+
+        Where no family states it, the grid of a unit may be unknown, and is then taken for one row:
+        nothing of the tower's own grid can be found in that.
+        """
+        if self._is_stated or self.order is None or not self.order.needs_grids:
+            return True
+        grids = [grid for tokens in media for grid in tokens.grids]
+        return all(rows != 1 or columns == 1 for rows, columns in grids)
 
     def _stated_order(
         self, media: Sequence[MediaTokens], segments: Sequence[int]
@@ -128,13 +142,15 @@ class TowerSignals:
             taken[module].append(_query_and_key(module, args, kwargs))
 
         def take(media: Sequence[MediaTokens]) -> Parts | None:
+            if not taken or not all(taken.values()) or not self._has_grids(media):
+                return None
             seen = {
                 module: (torch.cat([query for query, _ in parts]), torch.cat([k for _, k in parts]))
                 for module, parts in taken.items()
             }
             for parts in taken.values():
                 parts.clear()
-            return self._signals(seen, media) if seen else None
+            return self._signals(seen, media)
 
         with ExitStack() as hooks:
             for module in taken:

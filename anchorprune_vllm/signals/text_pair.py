@@ -44,15 +44,6 @@ class PairFamily:
     load: Callable[[str, torch.dtype, torch.device], TextPair]
     """Checkpoint to the half that the model lacks."""
 
-    def check_tower(self, vision_config: Any) -> None:
-        """Raise ValueError if a vision tower is of another kind."""
-        if vision_config.model_type != f"{self.model_type}_vision_model":
-            raise ValueError(
-                f"anchorprune: this model's vision tower is a {vision_config.model_type!r}; "
-                f"pruning of such models needs a {self.name} tower "
-                f"('{self.model_type}_vision_model')"
-            )
-
     def find(self, vision_config: Any, given: str | None) -> str:
         """Return the checkpoint paired with a vision tower: the one given, or the published one.
 

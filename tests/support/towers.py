@@ -74,15 +74,29 @@ def importance_by_hand(
         tokens = tokens[:-1] if order.class_token == "last" else tokens
         for row in range(rows):
             for column in range(columns):
+                top, left, height, width = window_of(row, column, rows, columns, order.window)
+                first = (top * columns + left * height) * ratio
+                down, across = row - top, column - left
                 if order.grouping == "consecutive":
-                    first = (row * columns + column) * ratio
-                    members = [first + each for each in range(ratio)]
+                    members = [
+                        first + (down * width + across) * ratio + each for each in range(ratio)
+                    ]
                 else:
                     members = [
-                        (row * side + y) * columns * side + column * side + x
+                        first + (down * side + y) * width * side + across * side + x
                         for y in range(side)
                         for x in range(side)
                     ]
                 found.append(float(np.mean([tokens[member] for member in members])))
     assert len(found) == layout.embeddings
     return np.array(found)
+
+
+def window_of(
+    row: int, column: int, rows: int, columns: int, window: int
+) -> tuple[int, int, int, int]:
+    """Return where the window of a cell begins, and how large it is; 0: all is one window."""
+    if not window:
+        return 0, 0, rows, columns
+    top, left = row // window * window, column // window * window
+    return top, left, min(window, rows - top), min(window, columns - left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from anchorprune_vllm.media_tokens import find_targets, media_token_ids
+from anchorprune_vllm.media_tokens import EMBEDDED, find_targets, media_token_ids
 
 
 def test_ids_by_either_name() -> None:
@@ -13,6 +13,13 @@ def test_ids_by_either_name() -> None:
     config = SimpleNamespace(image_token_id=5, video_token_index=6, video_token_id=None)
     assert media_token_ids(config) == {"image": 5}
     assert media_token_ids(SimpleNamespace()) == {}
+
+
+def test_ids_of_the_model_inside_one_that_speaks() -> None:
+    inside = SimpleNamespace(image_token_id=5, audio_token_id=7)
+    whole = SimpleNamespace(thinker_config=inside)
+    assert media_token_ids(whole) == {"image": 5}
+    assert media_token_ids(whole, EMBEDDED) == {"image": 5, "audio": 7}
 
 
 def test_places_of_one_token_and_of_several() -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_architecture
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
+from anchorprune_vllm.models.general import GeneralModel
+from anchorprune_vllm.models.paired_tower import PairedPrunedModel
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 
 
@@ -94,16 +97,18 @@ def test_unknown_tower_without_text_encoder(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "vision", "needed"),
+    ("arch", "vision"),
     [
-        ("llava-1.5", "siglip_vision_model", "CLIP"),
-        ("llava-1.5", "pixtral", "CLIP"),
-        ("llava-onevision", "clip_vision_model", "SigLIP"),
+        ("llava-1.5", "siglip_vision_model"),
+        ("llava-1.5", "pixtral"),
+        ("llava-next", "siglip_vision_model"),
+        ("llava-onevision", "clip_vision_model"),
     ],
 )
-def test_another_kind_of_tower(
-    demo_models: Any, tmp_path: Path, arch: str, vision: str, needed: str
+def test_another_kind_of_tower_is_for_the_general_adapter(
+    demo_models: Any, tmp_path: Path, arch: str, vision: str
 ) -> None:
+    """It needs no text encoder, and refuses one."""
     anchorprune_vllm.register()
     model = demo_models(arch)
     for file in model.iterdir():
@@ -113,8 +118,12 @@ def test_another_kind_of_tower(
     config["vision_config"]["model_type"] = vision
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    words = f"vision tower is a '{vision}'; .* needs a {needed} tower"
-    with pytest.raises(ValueError, match=words):
+    unpruned = EngineArgs(model=str(tmp_path)).create_model_config()
+    get_model_architecture(unpruned)  # vLLM remembers the class
+    for path, adapter in ((tmp_path, GeneralModel), (model, PairedPrunedModel)):
+        served, _ = get_model_architecture(start(path))
+        assert issubclass(served, adapter)
+    with pytest.raises(ValueError, match=r"needs no text encoder.*leave out --anchorprune-text"):
         start(tmp_path, settings={"text_encoder": str(find_text_encoder(model))})
 
 
@@ -244,3 +253,20 @@ def test_what_the_general_level_lacks(
     start(model)
     with pytest.raises(ValueError, match=words):
         start(model, settings=settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("arch", "positions", "way_out"),
+    [("qwen3-vl", None, "--anchorprune-budget"), ("gemma3", "native", "the setting positions")],
+)
+def test_native_positions_need_the_tokens_of_images(
+    demo_models: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    positions: str | None,
+    way_out: str,
+) -> None:
+    monkeypatch.setattr("anchorprune_vllm.models.general.media_token_ids", lambda hf_config: {})
+    words = f"does not name the tokens .* native positions cannot be kept; leave out {way_out}"
+    with pytest.raises(ValueError, match=words):
+        start(demo_models(arch), settings={"positions": positions})

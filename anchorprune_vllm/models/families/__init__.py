@@ -16,10 +16,13 @@ ENTRY_POINTS = "anchorprune.families"
 
 _GLM = f"{__name__}.plain:Glm"
 _RASTER = f"{__name__}.plain:Raster"
+_CONSECUTIVE = f"{__name__}.plain:Consecutive"
 _QWEN = f"{__name__}.qwen:Qwen"
+_WINDOWED = f"{__name__}.plain:Windowed"
 _INTERNVL = f"{__name__}.internvl:InternVL"
 
 FAMILIES = {
+    "Exaone4_5_ForConditionalGeneration": _WINDOWED,
     "Gemma3ForConditionalGeneration": _RASTER,
     "Gemma4ForConditionalGeneration": f"{__name__}.gemma4:Gemma4",
     "Glm4vForConditionalGeneration": _GLM,
@@ -27,13 +30,17 @@ FAMILIES = {
     "GlmOcrForConditionalGeneration": _GLM,
     "Idefics3ForConditionalGeneration": _RASTER,
     "InternS1ForConditionalGeneration": _INTERNVL,
+    "InternS2PreviewForConditionalGeneration": _CONSECUTIVE,
     "InternVLChatModel": _INTERNVL,
     "InternVLForConditionalGeneration": _INTERNVL,
     "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,
+    "MuseGlimmerForConditionalGeneration": f"{__name__}.muse_glimmer:MuseGlimmer",
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
     "Qwen2VLForConditionalGeneration": f"{__name__}.qwen:Qwen2",
+    "Qwen2_5OmniForConditionalGeneration": _WINDOWED,
+    "Qwen2_5OmniModel": _WINDOWED,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
     "Qwen3_5ForConditionalGeneration": _QWEN,

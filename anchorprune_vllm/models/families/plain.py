@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -22,8 +23,18 @@ class Consecutive(Family):
         return TowerOrder("unit", "none", "consecutive", ratio)
 
 
+class Windowed(Consecutive):
+    """As above; and rows lie in the tower window by window (Qwen2.5's)."""
+
+    def tower_order(self, ratio: int) -> TowerOrder:
+        model: Any = self
+        vision = model.config.vision_config
+        window = vision.window_size // vision.patch_size // isqrt(ratio)
+        return TowerOrder("unit", "none", "consecutive", ratio, window)
+
+
 class Glm(Consecutive):
-    """As above; and a token before the frames of a video, and one behind, are of no frame."""
+    """Consecutive; and a token before the frames of a video, and one behind, are of no frame."""
 
     video_margin = 1
 

@@ -52,6 +52,11 @@ FAMILIES = {
     "qwen3-omni-moe": "qwen_omni:qwen3_omni_moe",
     "minicpm-v-4.7": "minicpm_v:minicpm_v_4_7",
     "h2ovl": "internvl_chat:h2ovl",
+    "interns2-preview": "qwen_vl:interns2_preview",
+    "opencua": "qwen_vl:opencua",
+    "r-vl": "onevision_like:r_vl",
+    "bee": "onevision_like:bee",
+    "gemma4-unified": "gemma:gemma4_unified",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 and Gemma 4."""
+"""Gemma 3, Gemma 4 and its form without a tower."""
+
+from typing import Any
 
 from transformers import (
     Gemma3Config,
@@ -13,8 +15,17 @@ from transformers import (
     Gemma4ImageProcessor,
     Gemma4Processor,
     Gemma4TextConfig,
+    Gemma4UnifiedAudioFeatureExtractor,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedImageProcessor,
+    Gemma4UnifiedProcessor,
+    Gemma4UnifiedTextConfig,
+    Gemma4UnifiedVideoProcessor,
+    Gemma4UnifiedVisionConfig,
     Gemma4VideoProcessor,
     Gemma4VisionConfig,
+    PreTrainedTokenizerFast,
     SiglipVisionConfig,
 )
 
@@ -28,6 +39,13 @@ from anchorprune_vllm.testing.tiny_models.checkpoint import (
 )
 
 _GEMMA4_TOKENS = 70  # of those that its processor allows, the fewest
+_TEXT_OF_GEMMA4: dict[str, Any] = {
+    "head_dim": 64,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 2,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 
 def gemma3() -> Checkpoint:
@@ -69,25 +87,11 @@ def gemma3() -> Checkpoint:
 
 
 def gemma4() -> Checkpoint:
-    tokenizer = make_tokenizer(
-        bos="<bos>",
-        image_token="<|image|>",
-        boi_token="<|image>",
-        eoi_token="<image|>",
-        video_token="<|video|>",
-        audio_token="<|audio|>",
-        boa_token="<|audio>",
-        eoa_token="<audio|>",
-    )
-    token_id = tokenizer.convert_tokens_to_ids
+    tokenizer = _tokenizer_of_gemma4()
     text = text_config(
         Gemma4TextConfig,
         tokenizer,
-        head_dim=64,
-        global_head_dim=64,
-        num_global_key_value_heads=2,
-        sliding_window=512,
-        layer_types=["sliding_attention", "full_attention"],
+        **_TEXT_OF_GEMMA4,
         num_kv_shared_layers=0,
         hidden_size_per_layer_input=16,
         vocab_size_per_layer_input=padded_vocabulary(tokenizer),
@@ -106,13 +110,7 @@ def gemma4() -> Checkpoint:
         text_config=text,
         vision_config=vision,
         audio_config=None,
-        image_token_id=token_id("<|image|>"),
-        boi_token_id=token_id("<|image>"),
-        eoi_token_id=token_id("<image|>"),
-        video_token_id=token_id("<|video|>"),
-        audio_token_id=token_id("<|audio|>"),
-        boa_token_id=token_id("<|audio>"),
-        eoa_token_index=token_id("<audio|>"),
+        **_ids_of_gemma4(tokenizer),
         tie_word_embeddings=False,
     )
     processor = Gemma4Processor(
@@ -130,3 +128,64 @@ def gemma4() -> Checkpoint:
         video="<|video|>",
         visual_tokens=(60, 63),
     )
+
+
+def gemma4_unified() -> Checkpoint:
+    """Describe a model without a tower: patches become rows one by one."""
+    tokenizer = _tokenizer_of_gemma4()
+    config = Gemma4UnifiedConfig(
+        text_config=text_config(Gemma4UnifiedTextConfig, tokenizer, **_TEXT_OF_GEMMA4),
+        vision_config=Gemma4UnifiedVisionConfig(
+            patch_size=16,
+            pooling_kernel_size=3,
+            model_patch_size=48,
+            mm_embed_dim=64,
+            mm_posemb_size=64,
+            output_proj_dims=64,
+            num_soft_tokens=_GEMMA4_TOKENS,
+        ),
+        audio_config=None,
+        **_ids_of_gemma4(tokenizer),
+        tie_word_embeddings=False,
+    )
+    processor = Gemma4UnifiedProcessor(
+        Gemma4UnifiedAudioFeatureExtractor(),
+        Gemma4UnifiedImageProcessor(max_soft_tokens=_GEMMA4_TOKENS),
+        tokenizer,
+        Gemma4UnifiedVideoProcessor(),
+        image_seq_length=_GEMMA4_TOKENS,
+    )
+    return Checkpoint(
+        Gemma4UnifiedForConditionalGeneration,
+        config,
+        processor,
+        image="<|image|>",
+        video="<|video|>",
+        visual_tokens=(60, 63),
+    )
+
+
+def _tokenizer_of_gemma4() -> PreTrainedTokenizerFast:
+    return make_tokenizer(
+        bos="<bos>",
+        image_token="<|image|>",
+        boi_token="<|image>",
+        eoi_token="<image|>",
+        video_token="<|video|>",
+        audio_token="<|audio|>",
+        boa_token="<|audio>",
+        eoa_token="<audio|>",
+    )
+
+
+def _ids_of_gemma4(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    tokens = {
+        "image_token_id": "<|image|>",
+        "boi_token_id": "<|image>",
+        "eoi_token_id": "<image|>",
+        "video_token_id": "<|video|>",
+        "audio_token_id": "<|audio|>",
+        "boa_token_id": "<|audio>",
+        "eoa_token_index": "<audio|>",
+    }
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}

@@ -29,6 +29,7 @@ from anchorprune_vllm.testing.tiny_models.qwen_vl import (
     DEEPSTACK_TEXT,
     DEEPSTACK_VISION,
     EXPERTS,
+    WINDOWED_VISION,
     pixel_limits,
 )
 
@@ -112,16 +113,7 @@ def _qwen2_5(architecture: str) -> Checkpoint:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
     thinker = Qwen2_5OmniThinkerConfig(
         text_config=text_config(Qwen2_5OmniTextConfig, tokenizer, rope_parameters=rope).to_dict(),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "intermediate_size": 128,
-            "out_hidden_size": 128,
-            "patch_size": 14,
-            "window_size": 112,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config=WINDOWED_VISION,
         audio_config=_AUDIO,
         image_token_index=token_id("<|IMAGE|>"),
         video_token_index=token_id("<|VIDEO|>"),

@@ -15,8 +15,11 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.tokenizers.mistral import MistralTokenizer
 
+from anchorprune_vllm.models.general import LinearGeneralModel
 from anchorprune_vllm.models.tower_order import TowerOrder, possible_orders, probe
 from anchorprune_vllm.models.tower_signals import TowerSignals
 from anchorprune_vllm.tools.demo_model import make_demo_model
@@ -42,6 +45,7 @@ class Family(NamedTuple):
 
 
 MERGED = TowerOrder("unit", "none", "consecutive", 4)
+WINDOWED = TowerOrder("unit", "none", "consecutive", 4, window=4)
 POOLED = TowerOrder("unit", "none", "raster", 4)
 WITH_CLASS_TOKEN = TowerOrder("unit", "first", "raster", 4)
 FAMILIES = {
@@ -50,6 +54,9 @@ FAMILIES = {
     "qwen3.5": Family(MERGED),
     "qwen3.5-moe": Family(MERGED),
     "qwen2-vl": Family(MERGED),
+    "qwen2.5-omni": Family(WINDOWED),
+    "exaone4.5": Family(WINDOWED),
+    "muse-glimmer": Family(TowerOrder("unit", "none", "raster", 4, window=8)),
     "glm-4v": Family(MERGED),
     "glm-4v-moe": Family(MERGED),
     "glm-ocr": Family(MERGED),
@@ -238,20 +245,99 @@ def test_native_positions_are_the_unpruned_ones(loaded: Loaded) -> None:
     assert placed[:, : len(ids)].tolist() == torch.cat(expected, dim=1).tolist()
 
 
-def features_of(processed: Any) -> list[Any]:
-    from vllm.multimodal.inputs import MultiModalFeatureSpec
+def test_items_whose_attention_cannot_be_read(
+    rank: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """MiniCPM-V's order is found with a square slice; others are padded, or of unknown grids."""
+    path = tmp_path_factory.mktemp("unread") / "model"
+    make_demo_model(path, arch="minicpm-v-4.6")
+    local = LocalModel(path, dtype="bfloat16")
+    square = process(local, 12, picture(1, (224, 224)))
+    local.embed(square)
+    model: Any = local.model
+    assert model.tower_signals.order == POOLED
+    with model.tower_signals.tapped() as take:
+        pass  # as for padded slices, which do not go through vLLM's attention module
+    assert take([plan.tokens for plan in plans_of(square)]) is None
+    for size in ((300, 300), (300, 200)):
+        (kept,) = local.embed(process(local, 12, picture(1, size)))
+        with patch.object(model.tower_signals, "order", None):
+            local.model.reset_encoder_cache()
+            (at_the_reduced_level,) = local.embed(process(local, 12, picture(1, size)))
+        assert torch.equal(kept, at_the_reduced_level)
 
+
+def test_ordinary_positions_of_a_class_with_mrope(
+    rank: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """EXAONE's is a subclass of Qwen2.5-VL's; also with the channels that native positions need."""
+    path = tmp_path_factory.mktemp("ordinary") / "model"
+    make_demo_model(path, arch="exaone4.5")
+    for positions in ("compact", "native"):
+        local = LocalModel(path, settings={"positions": positions})
+        model: Any = local.model
+        assert isinstance(model, LinearGeneralModel)
+        assert not model.has_mrope
+        assert model._native_positions == (positions == "native")
+    ids, carried = process(local, 7, SMALL)["prompt_token_ids"], process(local, 7, SMALL)
+    positions, delta = model.get_mrope_input_positions(ids, features_of(carried))
+    _, placed, _ = model.recompute_mrope_positions(ids, local.embed(carried), positions, 0)
+    whole = process(local, "100%", SMALL)["prompt_token_ids"]
+    assert len(ids) + delta == len(whole)
+    assert placed[0].tolist() == sorted({*placed[0].tolist()})
+    assert placed[0, -1] == len(whole) - 1
+
+
+def test_sound_beside_an_image_is_placed_too(
+    rank: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("sound") / "model"
+    make_demo_model(path, arch="qwen2.5-omni")
+    local = LocalModel(path)
+    model: Any = local.model
+    tone = np.sin(np.arange(16000) / 20).astype(np.float32)
+    data = local.processor.info.parse_mm_data({"image": [SMALL], "audio": [(tone, 16000)]})
+    laid_out = {}
+    for budget in ("100%", 7):
+        kwargs = {"anchorprune": {"budget": budget}}
+        prompt = f"<|IMAGE|>{QUESTION}<|AUDIO|>What is heard?"
+        processed = local.processor(prompt, data, hf_processor_mm_kwargs=kwargs)
+        features = features_of(processed, "image", "audio")
+        rows = [row for feature in features for row in embed(local, feature)]
+        ids = processed["prompt_token_ids"]
+        positions, delta = model.get_mrope_input_positions(ids, features)
+        _, placed, _ = model.recompute_mrope_positions(ids, rows, positions, 0)
+        laid_out[budget] = placed[:, : len(ids)], len(ids) + delta
+        if budget == "100%":
+            full, own_delta = unpruned_positions(local, processed, "image", "audio")
+            assert laid_out[budget][0].tolist() == full.tolist()
+            assert len(ids) + own_delta == laid_out[budget][1]
+    (full, end), (few, same_end) = laid_out.values()
+    assert same_end == end
+    behind = few.shape[1] - 7
+    assert few[:, 7:].tolist() == full[:, -behind:].tolist()
+
+
+def embed(local: LocalModel, feature: MultiModalFeatureSpec) -> Sequence[Tensor]:
+    """Return the rows of one item."""
+    ((_, _, kwargs),) = group_and_batch_mm_kwargs([(feature.modality, feature.data)])
+    with torch.inference_mode():
+        return local.model.embed_multimodal(**kwargs)
+
+
+def features_of(processed: Any, *modalities: str) -> list[MultiModalFeatureSpec]:
     return [
-        MultiModalFeatureSpec(item, "image", "", place)
+        MultiModalFeatureSpec(item, modality, "", place)
+        for modality in modalities or ("image",)
         for item, place in zip(
-            processed["mm_kwargs"]["image"], processed["mm_placeholders"]["image"], strict=True
+            processed["mm_kwargs"][modality], processed["mm_placeholders"][modality], strict=True
         )
     ]
 
 
-def unpruned_positions(local: LocalModel, processed: Any) -> tuple[Tensor, int]:
+def unpruned_positions(local: LocalModel, processed: Any, *modalities: str) -> tuple[Tensor, int]:
     """What vLLM's own class makes of the prompt."""
     base: Any = next(c for c in type(local.model).__mro__ if c.__module__.startswith("vllm."))
     return base.get_mrope_input_positions(
-        local.model, processed["prompt_token_ids"], features_of(processed)
+        local.model, processed["prompt_token_ids"], features_of(processed, *modalities)
     )

@@ -16,6 +16,7 @@ from anchorprune_vllm.plan import MediaTokens
 TILED = MediaTokens(32, (32,), (32,))  # two tiles of 4 x 4 rows, in one run of the prompt
 FRAMES = MediaTokens(36, (12, 12, 12), (4, 4, 4))
 IMAGE = MediaTokens(12, (12,), (4,))
+WIDE = MediaTokens(70, (70,), (10,))
 
 
 class Tower(nn.Module):
@@ -54,6 +55,34 @@ def without_class_token(parts: int, place: int, merge: Callable[[Tensor], Tensor
     return drop
 
 
+def in_windows(rows: int, columns: int, window: int) -> Callable[[Tensor], Tensor]:
+    """Four at a time, whose rows are put back from squares into a raster."""
+    cells = [(row, column) for row in range(rows) for column in range(columns)]
+    walked = sorted(cells, key=lambda cell: (cell[0] // window, cell[1] // window, *cell))
+
+    def merge(tokens: Tensor) -> Tensor:
+        frames = consecutive(tokens).unflatten(0, (-1, len(cells)))
+        return frames[:, [walked.index(cell) for cell in cells]].flatten(0, 1)
+
+    return merge
+
+
+def pooled_in_windows(rows: int, columns: int, window: int) -> Callable[[Tensor], Tensor]:
+    """2 x 2 of each window's raster, averaged, and put back from windows into a raster."""
+    cells = torch.arange(rows * columns).view(rows, columns)
+    windows = [part for band in cells.split(window) for part in band.split(window, 1)]
+
+    def merge(tokens: Tensor) -> Tensor:
+        merged = torch.zeros(rows * columns, tokens.shape[1])
+        for cells_of, part in zip(
+            windows, tokens.split([4 * each.numel() for each in windows]), strict=True
+        ):
+            merged[cells_of.flatten()] = pooled(*cells_of.shape)(part)
+        return merged
+
+    return merge
+
+
 CASES = [
     (IMAGE, [48], consecutive, TowerOrder("unit", "none", "consecutive", 4)),
     (IMAGE, [48], pooled(3, 4), TowerOrder("unit", "none", "raster", 4)),
@@ -77,6 +106,10 @@ CASES = [
         without_class_token(2, 0, pooled(4, 4)),
         TowerOrder(16, "first", "raster", 4),
     ),
+    (IMAGE, [48], in_windows(3, 4, 2), TowerOrder("unit", "none", "consecutive", 4, window=2)),
+    (WIDE, [280], in_windows(7, 10, 4), TowerOrder("unit", "none", "consecutive", 4, window=4)),
+    (FRAMES, [48] * 3, in_windows(3, 4, 2), TowerOrder("unit", "none", "consecutive", 4, window=2)),
+    (WIDE, [280], pooled_in_windows(7, 10, 4), TowerOrder("unit", "none", "raster", 4, window=4)),
     (IMAGE, [12], lambda tokens: tokens, TowerOrder("unit", "none", "consecutive", 1)),
 ]
 

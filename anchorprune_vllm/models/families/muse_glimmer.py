@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Muse Glimmer, whose tower walks an image in squares as large as its table of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.models.families.base import Family
+from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.plan import MediaTokens
+
+
+class MuseGlimmer(Family):
+    """Squares of the tower's own grid become a row; the pixels say how long a unit's rows are."""
+
+    @classmethod
+    def units(
+        cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        pixels: Any = item[f"{modality}_pixel_values"].data
+        vision = hf_config.vision_config
+        width = pixels.shape[-1] // (vision.patch_size * vision.merge_kernel_size)
+        sizes = layout.unit_sizes
+        return MediaTokens(layout.embeddings, sizes, (width,) * len(sizes))
+
+    def tower_order(self, ratio: int) -> TowerOrder:
+        model: Any = self
+        vision = model.config.vision_config
+        has_windows = any(kind != "full_attention" for kind in vision.layer_types)
+        window = vision.pos_emb_height // vision.merge_kernel_size if has_windows else 0
+        return TowerOrder("unit", "none", "raster", ratio, window)
