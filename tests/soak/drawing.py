@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ LARGEST_BATCH = 64
 _IMAGE_SEEDS = 60
 """So many images at most, most of them in several requests."""
 _VIDEO_SEEDS = 6
-_SIZES = [(168, 168), (300, 200), (450, 150), (90, 300), (30, 90), (500, 350)]
+SIZES = [(168, 168), (300, 200), (450, 150), (90, 300), (30, 90), (500, 350)]
 _BUDGETS: list[int | str] = [1, 5, 30, 64, 100, "10%", "50%", "80%", "100%", 5000]
 _QUERIES = ["turn", "last", "all", "none", "the red circle", "number of people", ""]
 _ANSWER_LENGTHS = [1, 8, 16, 40]
@@ -69,12 +69,19 @@ class Asked(NamedTuple):
         return {"mm_processor_kwargs": {"anchorprune": self.override}}
 
 
-def draw_pool(seed: int, count: int, most_images: int, *, videos: bool) -> list[Asked]:
+def draw_pool(
+    seed: int,
+    count: int,
+    most_images: int,
+    *,
+    videos: bool,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+) -> list[Asked]:
     """Draw distinct requests."""
     rng = random.Random(seed)
     pool: dict[str, Asked] = {}
     while len(pool) < count:
-        asked = _draw(rng, min(3, most_images), videos)
+        asked = _draw(rng, min(3, most_images), videos, sizes)
         pool.setdefault(repr(asked), asked)
     return list(pool.values())
 
@@ -90,11 +97,13 @@ def draw_batches(seed: int, pool: int, requests: int) -> Iterator[list[int]]:
         requests -= size
 
 
-def _draw(rng: random.Random, most_images: int, videos: bool) -> Asked:
+def _draw(
+    rng: random.Random, most_images: int, videos: bool, sizes: Sequence[tuple[int, int]]
+) -> Asked:
     parts: list[str | Image | Video] = []
     for _ in range(min(most_images, rng.choice([0, 1, 1, 1, 2, 2, 3]))):
         number = rng.randrange(_IMAGE_SEEDS)
-        parts.append(Image(number, _SIZES[number % len(_SIZES)]))
+        parts.append(Image(number, sizes[number % len(sizes)]))
     if videos and rng.random() < 0.2:
         # Alone, or with an image before or behind it.
         parts = [*parts[:1], Video(rng.randrange(_VIDEO_SEEDS), rng.choice([2, 4, 7]))]
