@@ -17,12 +17,12 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 # Their models are made here: waiting for a hub would only cost time.
-demo test rehearse sweep bench bench-serve: export HF_HUB_OFFLINE ?= 1
+demo test rehearse sweep soak bench bench-serve: export HF_HUB_OFFLINE ?= 1
 # Some virtual machines announce AMX, but end a process that uses it with an illegal instruction.
 # This keeps oneDNN below it, and changes nothing on a processor without AMX.
-demo test rehearse sweep bench bench-serve: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+demo test rehearse sweep soak bench bench-serve: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup demo serve test rehearse sweep lint bench bench-serve clean
+.PHONY: help setup demo serve test rehearse sweep soak lint bench bench-serve clean
 
 help: ## this text
 	@echo "anchorprune-vllm: visual-token pruning for vLLM"
@@ -53,9 +53,9 @@ test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pyt
 at_once = -n 2
 # Threads that wait for each other on the same two cores would cost more than they bring. Numba's
 # too: when its pool starts, it gives all of the process its own number of threads.
-test rehearse sweep: export OMP_NUM_THREADS ?= 1
-test rehearse sweep: export NUMBA_NUM_THREADS ?= 1
-test rehearse sweep: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+test rehearse sweep soak: export OMP_NUM_THREADS ?= 1
+test rehearse sweep soak: export NUMBA_NUM_THREADS ?= 1
+test rehearse sweep soak: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
 or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -66,6 +66,9 @@ rehearse: setup ## vLLM's CUDA platform on a simulated GPU: needs a C++ compiler
 
 sweep: setup ## serve all tiny checkpoints, unpruned and pruned, and write docs/models.md
 	@$(BIN)/python -m tests.sweep $(ARGS)
+
+soak: setup ## thousands of mixed requests to each main model equal their cold answers (ARGS)
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check

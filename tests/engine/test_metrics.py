@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
 from anchorprune_vllm.metrics.families import (
     ANCHOR_TOKENS,
@@ -26,7 +25,7 @@ from anchorprune_vllm.metrics.families import (
 )
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from anchorprune_vllm.tools.server import VllmServer
-from tests.support.chats import chat, user
+from tests.support.chats import chat, client_of, user
 from tests.support.dashboard import expressions, metrics_in
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference, reference_of
@@ -63,17 +62,6 @@ class Growth:
 
     def read(self) -> dict[str, float]:
         return {what: now - self._before[what] for what, now in self._read().items()}
-
-
-def client_of(server: VllmServer) -> OpenAI:
-    """Every request has a connection of its own, and so may have another API server."""
-    return OpenAI(
-        base_url=f"{server.url}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=600,
-        default_headers={"Connection": "close"},
-    )
 
 
 def ask_at_once(server: VllmServer, asked: list[tuple[str, tuple[int, ...], Any]]) -> float:

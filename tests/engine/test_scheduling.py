@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -14,34 +13,12 @@ from tests.support.engine import GREEDY, answer, forget_everything, generate, re
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference
 from tests.support.runners import both_runners
-
-SIZES = [(168, 168), (336, 336), (450, 150), (30, 90)]
-
-
-def many_requests(count: int) -> list[dict[str, Any]]:
-    """Images new and shared, none to three per prompt, all kinds of sizes and budgets."""
-    rng = random.Random(0)
-    requests = []
-    for _ in range(count):
-        seeds = [rng.randrange(300, 330) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
-        images = [picture(seed, SIZES[seed % len(SIZES)]) for seed in seeds]
-        override = rng.choice([None, {"budget": rng.randrange(1, 144)}, {"budget": "100%"}])
-        if not images:
-            override = None
-        requests.append(request(rng.choice(QUESTIONS), *images, override=override))
-    return requests
+from tests.support.scheduling import SIZES, check_alone, check_ranks, many_requests
 
 
 @both_runners
 def test_64_at_once_are_the_same_as_one_by_one(pruned: LLM) -> None:
-    requests = many_requests(64)
-    short = SamplingParams(temperature=0, max_tokens=4)  # the second runner is slow here
-    forget_everything(pruned)
-    together = [list(one.outputs[0].token_ids) for one in generate(pruned, *requests, params=short)]
-    forget_everything(pruned)
-    for item, given in zip(requests, together, strict=True):
-        (alone,) = generate(pruned, item, params=short)
-        assert list(alone.outputs[0].token_ids) == given
+    check_alone(pruned, many_requests(64))
 
 
 @both_runners
@@ -94,21 +71,3 @@ def test_data_parallel_tower(
     # Several images in one call, and one alone: then a rank has none.
     several = request(QUESTIONS[0], *(picture(350 + i, SIZES[i % len(SIZES)]) for i in range(5)))
     check_ranks(data_parallel_tower, pruned, [several, *mixed])
-
-
-def check_ranks(parallel: LLM, alone: LLM, requests: list[dict[str, Any]]) -> None:
-    """Same answers and, on every rank, same kept tokens as with one rank.
-
-    They are asked together: each step of two ranks on busy cores takes long.
-    """
-    forget_everything(alone)
-    seen(alone)
-    answers = answer(alone, *requests)
-    kept = sorted(seen(alone).kept)
-    assert answer(parallel, *requests) == answers
-    assert parallel.collective_rpc(take_kept) == [kept, kept]
-
-
-def take_kept(worker: Any) -> list[list[int]]:
-    """What was kept of all items, whatever the order in which they were scheduled."""
-    return sorted(worker.anchorprune_seen.kept)

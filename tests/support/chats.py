@@ -8,8 +8,20 @@ from typing import Any
 from openai import OpenAI
 
 from anchorprune_vllm.tools.demo_media import as_data_url
+from anchorprune_vllm.tools.server import VllmServer
 from tests.support.engine import GREEDY
 from tests.support.pictures import picture
+
+
+def client_of(server: VllmServer) -> OpenAI:
+    """Every request has a connection of its own, and so may have another API server."""
+    return OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=600,
+        default_headers={"Connection": "close"},
+    )
 
 
 def user(question: str, *seeds: int) -> dict[str, Any]:

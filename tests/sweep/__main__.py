@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import signal
-import sys
 import tempfile
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import transformers
 import vllm
@@ -27,7 +23,6 @@ from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.architectures.record import (
     RECORD,
     Architecture,
-    Outcome,
     Record,
     Trial,
     read_record,
@@ -35,8 +30,10 @@ from anchorprune_vllm.tools.architectures.record import (
 )
 from anchorprune_vllm.tools.architectures.registry import installed_architectures
 from anchorprune_vllm.tools.results_file import write_json
+from tests.support.checkpoints import CHECKPOINTS
+from tests.support.own_process import run_in_process
 from tests.sweep.page import write_page
-from tests.sweep.trial import CHECKPOINTS, try_checkpoint
+from tests.sweep.trial import try_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,44 +76,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_trial(name: str, results: Path, time_limit: float) -> Trial:
     """Try a checkpoint in a process of its own, and return what became of it."""
-    file = results / f"{name}.new"
-    file.unlink(missing_ok=True)
-    # A fork need not import vLLM again, which would take longer than the trial.
-    process = multiprocessing.get_context("fork").Process(
-        target=_try_in_process, args=(name, file, results / f"{name}.log")
-    )
-    process.start()
-    try:
-        process.join(time_limit)
-        outcome, why = _lost(process, time_limit)
-    finally:
-        if process.is_alive():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.join()
-    # Without a file, not even the checkpoint could be made.
-    trial = _read(file) if file.exists() else Trial(name, name, "begun")
-    file.unlink(missing_ok=True)
+    log = results / f"{name}.log"
+    work = run_in_process(_try_in_scratch, name, log=log, time_limit=time_limit)
+    # Without a word, not even the checkpoint could be made.
+    trial = work.told or Trial(name, name, "begun")
     if trial.outcome != "begun":
         return trial
-    return replace(trial, outcome=outcome, why=why)
+    return replace(trial, outcome=work.ending, why=work.why)
 
 
-def _lost(process: Any, time_limit: float) -> tuple[Outcome, str]:
-    """Say what became of a process that has left no result."""
-    if process.is_alive():
-        return "timed out", f"no result after {time_limit:.0f} s"
-    return "failed", f"its process ended with {process.exitcode}"
-
-
-def _try_in_process(name: str, file: Path, log: Path) -> None:
-    """Write the result of a trial to a file, and all output to another."""
-    os.setsid()  # what it starts can be ended with it
-    with log.open("w", encoding="utf-8") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
+def _try_in_scratch(name: str) -> Iterator[Trial]:
     with tempfile.TemporaryDirectory() as scratch:
-        for trial in try_checkpoint(name, Path(scratch)):
-            write_json(file, asdict(trial))
+        yield from try_checkpoint(name, Path(scratch))
 
 
 def _read(file: Path) -> Trial:

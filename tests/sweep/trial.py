@@ -7,31 +7,25 @@ is compared.
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from vllm import LLM
-from vllm.model_executor.models import registry
 
-from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
 from anchorprune_vllm.tools.architectures.record import Level, Outcome, Trial
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 from tests.support.asking import ANSWER, ASKED, Answer, ask, override
-from tests.support.dialects import in_dialect, prompt_of
-from tests.support.engine import forget_everything, make_engine
+from tests.support.checkpoints import Checkpoint, write_checkpoint
+from tests.support.dialects import in_dialect
+from tests.support.engine import forget_everything
 from tests.support.pictures import clip
 from tests.support.seen_positions import seen_positions, watch_positions
 
-CHECKPOINTS = (*ARCHITECTURES, *FAMILIES)
 BUDGETS: tuple[int | str, ...] = (12, "25%", "100%")
-MOST_IMAGES = 4
-QUESTION, VIDEO = "What color is the circle?", clip(4, frames=8, size=(224, 160))
+VIDEO = clip(4, frames=8, size=(224, 160))
 
 
 class Item(NamedTuple):
@@ -51,44 +45,10 @@ class Asked(NamedTuple):
     """Of each token that the language model computed."""
 
 
-@dataclass
-class Checkpoint:
-    """A tiny checkpoint on disk, and how it is served."""
-
-    path: Path
-    architecture: str
-    images: int
-    """The most in a prompt."""
-    video: str
-    """A question about a video, as the model's template would write it; empty: it takes none."""
-    options: dict[str, Any]
-    """Of the engine."""
-
-    @property
-    def asks(self) -> list[str]:
-        """Return those of `ASKED` that it takes, and "video"."""
-        images = [asked for asked in ASKED if count_images(asked) <= self.images]
-        return [*images, *(["video"] if self.video else [])]
-
-
-def write_checkpoint(name: str, path: Path) -> Checkpoint:
-    """Write a tiny checkpoint to a directory."""
-    make_demo_model(path, arch=name)
-    if name in FAMILIES:
-        described: Any = describe_family(name)
-        video = getattr(described, "video", "")  # Pixtral's has none, nor the next
-        turn = f"<|im_start|>user\n{video}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-        return Checkpoint(
-            path,
-            described.architecture_name,
-            getattr(described, "max_images", None) or MOST_IMAGES,
-            turn if video else "",
-            {**described.engine_arguments},
-        )
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    takes_videos = any(key.startswith("video_token_i") for key in config)
-    video = prompt_of(QUESTION, images=0, videos=1) if takes_videos else ""
-    return Checkpoint(path, config["architectures"][0], MOST_IMAGES, video, {})
+def asks_of(checkpoint: Checkpoint) -> list[str]:
+    """Return those of `ASKED` that it takes, and "video"."""
+    images = [asked for asked in ASKED if count_images(asked) <= checkpoint.images]
+    return [*images, *(["video"] if checkpoint.video else [])]
 
 
 def count_images(asked: str) -> int:
@@ -110,20 +70,12 @@ class Engine:
     def start(cls, checkpoint: Checkpoint, budget: int | None) -> Iterator[Engine]:
         """Start one, and end it."""
         own = {} if budget is None else {"settings": {"feature_cache_mb": 8}}
-        options = {
-            "max_model_len": None,  # the checkpoint's own
-            "max_num_batched_tokens": 4096,
-            "limit_mm_per_prompt": {
-                "image": checkpoint.images,
-                "video": int(bool(checkpoint.video)),
-            },
-        }
-        with (
-            # vLLM looks at each class in a process of its own, so as not to touch a GPU, and that
-            # takes longer than the rest of the trial.
-            patch.object(registry, "_run_in_subprocess", lambda look: look()),
-            make_engine(checkpoint.path, budget, **options, **checkpoint.options, **own) as llm,
-        ):
+        with checkpoint.served(
+            budget,
+            max_model_len=None,  # the checkpoint's own
+            max_num_batched_tokens=4096,
+            **own,
+        ) as llm:
             yield cls(llm, checkpoint)
 
     def ask(self, asked: str, budget: int | str | None = None) -> Answer:
@@ -187,8 +139,8 @@ def try_checkpoint(name: str, directory: Path) -> Iterator[Trial]:
 def ask_unpruned(checkpoint: Checkpoint) -> tuple[dict[str, Asked], bool]:
     """Return vLLM's own answers, and whether it gives them again with what is in its caches."""
     with Engine.start(checkpoint, None) as engine:
-        cold = {asked: engine.ask_and_look(asked) for asked in checkpoint.asks}
-        again = {asked: engine.ask(asked) for asked in reversed(checkpoint.asks)}
+        cold = {asked: engine.ask_and_look(asked) for asked in asks_of(checkpoint)}
+        again = {asked: engine.ask(asked) for asked in reversed(asks_of(checkpoint))}
     return cold, all(again[asked].equals(cold[asked].answer) for asked in cold)
 
 
