@@ -31,6 +31,13 @@ class Media:
         name = {"picture": "image_url", "clip": "video_url"}[self.kind]
         return {"type": name, name: {"url": self.url}}
 
+    def picture(self) -> Image.Image | None:
+        """Return the picture; None for a clip."""
+        if self.kind != "picture":
+            return None
+        _, _, encoded = self.url.partition(",")
+        return Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+
 
 def draw_picture(seed: int) -> Media:
     """A few coloured shapes on a plain ground."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 from vllm.platforms import current_platform
 from vllm.renderers import ChatParams, renderer_from_config
@@ -16,6 +16,7 @@ from vllm.renderers import ChatParams, renderer_from_config
 from anchorprune_vllm.budget import unit_budgets
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods import ANCHORPRUNE, method_of
+from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens
 from anchorprune_vllm.selection.anchor import walk_ranks
 from anchorprune_vllm.selection.select import anchored_units as bounds_of_anchors
@@ -73,16 +74,16 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
             )
         with recorded_selections(loaded.model._pruner) as selections:
             loaded.embed(processed)
-        ((given, kept),) = selections
-        panels.append(panel_of(budget, given, kept, config))
+        parts = parts_of(plan, selections)
+        panels.append(panel_of(budget, parts, config))
     ((_, kwargs),) = loaded.batches(processed)
     return Look(
-        view_of(loaded, modality, kwargs, plan.tokens),
+        view_of(loaded, modality, kwargs, plan.tokens, asked.media.picture()),
         MethodView(
             method=method,
             looks_at_question=method_of(config).asks,
-            relevance=_numbers(given.relevance),
-            importance=_numbers(given.importance),
+            relevance=_numbers(plan, parts, "relevance"),
+            importance=_numbers(plan, parts, "importance"),
             panels=tuple(panels),
         ),
     )
@@ -100,26 +101,56 @@ def render(loaded: LocalModel, asked: Asked, budget: str) -> Any:
     return processed
 
 
-def panel_of(budget: str, given: Candidates, kept: KeptTokens, config: PruneConfig) -> Panel:
+class Part(NamedTuple):
+    """What was selected from: an item, or one of its units that has a share of its own."""
+
+    first_token: int
+    first_unit: int
+    given: Candidates
+    kept: KeptTokens
+
+
+def parts_of(plan: ItemPlan, selections: Sequence[tuple[Candidates, KeptTokens]]) -> list[Part]:
+    """Return the selections of an item in the order of its tokens."""
+    if len(plan.shares) == 1:
+        ((given, kept),) = selections
+        return [Part(0, 0, given, kept)]
+    starts = [0, *accumulate(plan.tokens.unit_sizes)]
+    taken = [unit for unit, share in enumerate(plan.shares) if share]
+    return [
+        Part(starts[unit], unit, given, kept)
+        for unit, (given, kept) in zip(taken, selections, strict=True)
+    ]
+
+
+def panel_of(budget: str, parts: Sequence[Part], config: PruneConfig) -> Panel:
     """What was selected of an item, as numbers."""
-    summed = None
-    if kept.weights is not None:
-        summed = tuple(kept.weights.ne(0).any(dim=0).nonzero().flatten().tolist())
+    is_merging = any(part.kept.weights is not None for part in parts)
     return Panel(
         budget=budget,
-        indices=tuple(kept.indices.tolist()),
-        is_anchor=tuple(kept.is_anchor.tolist()),
-        anchors=_anchors(given, config) if config.method == ANCHORPRUNE else (),
-        summed=summed,
+        indices=tuple(i + part.first_token for part in parts for i in part.kept.indices.tolist()),
+        is_anchor=tuple(flag for part in parts for flag in part.kept.is_anchor.tolist()),
+        anchors=tuple(anchor for part in parts for anchor in _anchors(part, config)),
+        summed=tuple(token for part in parts for token in _summed(part)) if is_merging else None,
     )
 
 
-def _anchors(given: Candidates, config: PruneConfig) -> tuple[UnitAnchor, ...]:
+def _summed(part: Part) -> list[int]:
+    """Return the tokens that are part of some row."""
+    weights = part.kept.weights
+    found = part.kept.indices if weights is None else weights.ne(0).any(dim=0).nonzero().flatten()
+    return [token + part.first_token for token in found.tolist()]
+
+
+def _anchors(part: Part, config: PruneConfig) -> list[UnitAnchor]:
     """How the anchors of an item came to their end, from the functions that made them."""
+    if config.method != ANCHORPRUNE:
+        return []
+    given = part.given
     params = AnchorParams(config.min_anchor, config.tau, config.patience, config.max_anchor_ratio)
     bounds = bounds_of_anchors(given, params)
     if given.relevance is None or not bounds:
-        return ()
+        return []
     walk = walk_ranks([given.relevance], [given.features], [bounds], config.tau, config.patience)
     shares = unit_budgets(given.budget, [rows * columns for rows, columns in given.grids])
     numbers = [0] * len(given.features) if given.units is None else given.units.tolist()
@@ -128,10 +159,10 @@ def _anchors(given: Candidates, config: PruneConfig) -> tuple[UnitAnchor, ...]:
         bounds, walk.token.tolist(), walk.novel.tolist(), walk.kept.tolist(), strict=True
     ):
         anchor = [rank for rank, is_in in enumerate(kept) if is_in]
-        new = tuple(token[rank] for rank in anchor if novel[rank])
+        new = tuple(token[rank] + part.first_token for rank in anchor if novel[rank])
         found.append(
             UnitAnchor(
-                unit=numbers[unit.start],
+                unit=numbers[unit.start] + part.first_unit,
                 budget=shares[numbers[unit.start]],
                 minimum=unit.minimum,
                 size=len(anchor),
@@ -140,9 +171,19 @@ def _anchors(given: Candidates, config: PruneConfig) -> tuple[UnitAnchor, ...]:
                 ended_by="novel tokens" if len(new) == config.patience else "K_max",
             )
         )
-    return tuple(found)
+    return found
 
 
-def _numbers(scores: Tensor | None) -> tuple[float, ...] | None:
-    """A signal; None if it was not made."""
-    return tuple(scores.float().tolist()) if scores is not None and len(scores) else None
+def _numbers(plan: ItemPlan, parts: Sequence[Part], signal: str) -> tuple[float, ...] | None:
+    """Return a signal of all candidates; None if it was not made.
+
+    Units that keep nothing are not looked at: they get the lowest number of the others.
+    """
+    found: dict[int, float] = {}
+    for part in parts:
+        scores = getattr(part.given, signal)
+        if scores is None or not len(scores):
+            return None
+        found.update(enumerate(scores.float().tolist(), part.first_token))
+    lowest = min(found.values())
+    return tuple(found.get(token, lowest) for token in range(plan.tokens.candidates))

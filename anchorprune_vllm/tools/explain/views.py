@@ -20,9 +20,10 @@ from transformers.models.llava_next.modeling_llava_next import (
     unpad_image,
 )
 
+from anchorprune_vllm.models.families.plain import Consecutive
+from anchorprune_vllm.models.general import GeneralModel
 from anchorprune_vllm.models.llava_next import PrunedLlavaNext, places_of
 from anchorprune_vllm.models.llava_onevision import OnevisionPrunedModel
-from anchorprune_vllm.models.qwen2_5_vl import PrunedQwen
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.tools.local_model import LocalModel
 
@@ -31,6 +32,8 @@ Box = tuple[float, float, float, float]
 
 _FRAMES_IN_A_ROW = 8
 _BACKGROUND = "#dce0e6"
+_UNSEEN = (336, 336)
+"""The size of a unit whose pixels are not known."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,27 @@ class _Part:
     column: int = 0
 
 
-def view_of(model: LocalModel, modality: str, kwargs: dict[str, Any], tokens: MediaTokens) -> View:
-    """Of the one item of a call: its keyword arguments, and how its tokens were counted."""
-    if isinstance(model.model, PrunedQwen):
-        return _laid_out(_qwen_frames(model, modality, kwargs, tokens))
+def view_of(
+    model: LocalModel,
+    modality: str,
+    kwargs: dict[str, Any],
+    tokens: MediaTokens,
+    given: Image.Image | None = None,
+) -> View:
+    """Return a view of the one item of a call.
+
+    Args:
+        model: what it is shown to.
+        modality: "image" or "video".
+        kwargs: the arguments of the call.
+        tokens: how the item's tokens were counted.
+        given: the image as it was given, which is shown where the pixels of its units cannot be
+            found among the arguments.
+    """
+    if isinstance(model.model, Consecutive) and f"{modality}_grid_thw" in kwargs:
+        return _laid_out(_frames_of_patches(model, modality, kwargs, tokens))
+    if isinstance(model.model, GeneralModel):
+        return _laid_out(_units(model, modality, kwargs, tokens, given))
     if modality == "video":
         return _laid_out(_pooled_frames(model, kwargs["pixel_values_videos"][0], tokens))
     pixels = kwargs["pixel_values"][0]
@@ -146,10 +166,45 @@ def _pooled_frames(model: LocalModel, pixels: Tensor, tokens: MediaTokens) -> li
     return parts
 
 
-def _qwen_frames(
+def _units(
+    model: LocalModel,
+    modality: str,
+    kwargs: dict[str, Any],
+    tokens: MediaTokens,
+    given: Image.Image | None,
+) -> list[_Part]:
+    """The tiles, frames or the one image of a model of which no more is known than its units."""
+    grids = [grid for grid in tokens.grids if grid[0]]
+    pictures = _pixels_of_units(model, kwargs, len(grids))
+    if not pictures:
+        size = _UNSEEN if given is None else given.size
+        pictures = [given or Image.new("RGB", size, _BACKGROUND)] * len(grids)
+    name = {"image": "tile", "video": "frame"}[modality]
+    if len(grids) == 1:
+        return [_Part("image", pictures[0], _grid(pictures[0].size, *grids[0]))]
+    return [
+        _in_strip(number, f"{name} {number + 1}", picture, _grid(picture.size, *grid))
+        for number, (picture, grid) in enumerate(zip(pictures, grids, strict=True))
+    ]
+
+
+def _pixels_of_units(model: LocalModel, kwargs: dict[str, Any], units: int) -> list[Image.Image]:
+    """Return what the tower gets, where there is one array of pixels per unit; else nothing."""
+    for name, value in kwargs.items():
+        if not name.startswith("pixel_values"):
+            continue
+        pixels = value[0] if isinstance(value, list) else value
+        if pixels.ndim >= 3 and pixels.shape[-3] == 3:
+            pixels = pixels.reshape(-1, *pixels.shape[-3:])
+            if len(pixels) == units:
+                return _as_pictures(model, pixels)
+    return []
+
+
+def _frames_of_patches(
     model: LocalModel, modality: str, kwargs: dict[str, Any], tokens: MediaTokens
 ) -> list[_Part]:
-    """Qwen2.5-VL: patches come in the order of the tokens that they are merged into."""
+    """Qwen and GLM: patches come in the order of the tokens that they are merged into."""
     vision = model.model.config.vision_config
     name = "pixel_values" if modality == "image" else "pixel_values_videos"
     ((frames, rows, columns),) = kwargs[f"{modality}_grid_thw"].tolist()
