@@ -63,6 +63,14 @@ class Tower:
             one = in_windows + (one - in_windows) * self.whole_blocks // self.blocks.layers
         return tiles * (one + int(2 * self.projector * patches * self.projected_per_patch))
 
+    def importance_flops(self, patches: int) -> int:
+        """Of the attention that each patch of a tile receives in one block.
+
+        A GPU multiplies queries with keys twice: once for the sum of each row, and once to add up
+        columns. That is what one more block's attention would cost.
+        """
+        return 4 * patches**2 * self.blocks.hidden
+
 
 def language_model_of(config: Any) -> Transformer:
     """Of an HF config of a model with a Llama- or Qwen2-like language model."""

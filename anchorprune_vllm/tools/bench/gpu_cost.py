@@ -9,7 +9,7 @@ counted is in `launches.py`, what GPUs can do in `gpus.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from anchorprune_vllm.selection import Candidates
 from anchorprune_vllm.tools.bench import gpus
-from anchorprune_vllm.tools.bench.flops import Transformer
+from anchorprune_vllm.tools.bench.flops import Tower, Transformer
 from anchorprune_vllm.tools.bench.gpus import GPUS, Gpu
 from anchorprune_vllm.tools.bench.launches import Launch, counted
 from anchorprune_vllm.tools.bench.shapes import SHAPES
@@ -76,6 +76,26 @@ CHOICES = (
 )
 
 
+TOWERS = {
+    "Qwen2.5-VL-7B": Tower(
+        Transformer(32, 1280, 3420, 3),
+        projector=5120 * (5120 + 3584),
+        projected_per_patch=1 / 4,
+        window=64,
+        whole_blocks=4,
+    ),
+    # A merger for the tokens, and three for DeepStack's levels.
+    "Qwen3-VL-8B": Tower(
+        Transformer(27, 1152, 4304),
+        projector=4 * 4608 * (4608 + 4096),
+        projected_per_patch=1 / 4,
+    ),
+}
+"""Towers whose importance is received attention; a visual token is 4 patches."""
+IMAGES = (1024, 4096, 16384)
+"""Visual tokens of images for which importance is counted."""
+
+
 class Cost(NamedTuple):
     """Seconds, computed."""
 
@@ -128,6 +148,7 @@ def run_gpu_cost() -> None:
     console.print(counts_table(CHOICES))
     for gpu in GPUS:
         console.print(cost_table(CHOICES, gpu))
+    console.print(importance_table(TOWERS))
     console.print(
         "Computed from counted launches, bytes and operations; nothing here was measured on a "
         "GPU.\nThe host's time is hidden while the GPU still has work: it adds to the prompt's "
@@ -175,8 +196,25 @@ def cost_table(choices: Sequence[Choice], gpu: Gpu) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table("what is chosen from", title=title)
+def importance_table(towers: Mapping[str, Tower]) -> Table:
+    """Make the table of what importance adds to a vision tower, by operations."""
+    table = _table(
+        "Importance beside the tower that it is read from, by operations",
+        *("visual tokens", "tower", "importance", "share"),
+        first="vision tower",
+    )
+    for name, tower in towers.items():
+        for tokens in IMAGES:
+            whole, importance = tower.flops(1, 4 * tokens), tower.importance_flops(4 * tokens)
+            table.add_row(
+                *(name, f"{tokens:,}", f"{whole / 1e12:.1f} TFLOP"),
+                *(f"{importance / 1e12:.2f} TFLOP", f"{importance / whole:.1%}"),
+            )
+    return table
+
+
+def _table(title: str, *columns: str, first: str = "what is chosen from") -> Table:
+    table = Table(first, title=title)
     for column in columns:
         table.add_column(column, justify="right")
     return table

@@ -12,7 +12,9 @@ import torch
 
 from anchorprune_vllm.selection import AnchorParams, select, select_batch
 from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
-from anchorprune_vllm.tools.bench.gpu_cost import CHOICES, Choice, cost_of, seconds
+from anchorprune_vllm.signals.kernels.gpu import received_attention
+from anchorprune_vllm.tools.bench.flops import Tower, Transformer
+from anchorprune_vllm.tools.bench.gpu_cost import CHOICES, TOWERS, Choice, cost_of, seconds
 from anchorprune_vllm.tools.bench.gpus import GPUS, gpu_named
 from anchorprune_vllm.tools.bench.launches import Launch, TorchOperations, counted
 from tests.support.triton_interpreter import interpreted
@@ -101,6 +103,21 @@ def test_choosing_is_cheap(choice: Choice) -> None:
     for each in GPUS:
         cost = cost_of(choice, each)
         assert cost.device <= 0.06 * cost.prefill or choice.tokens > 10_000
+
+
+def test_importance_multiplies_as_often_as_is_counted() -> None:
+    """Whole tiles, by Triton's interpreter."""
+    tokens, heads, head_size = 256, 2, 64
+    query, key = torch.randn(2, tokens, heads, head_size)
+    done: dict[str, Work] = interpreted(work_of, received_attention, query, key, [tokens], 0.1)
+    tower = Tower(Transformer(1, heads * head_size, 1), projector=0)
+    assert sum(work.operations for work in done.values()) == tower.importance_flops(tokens)
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+def test_importance_is_a_small_part_of_a_tower_in_which_all_see_all(tokens: int) -> None:
+    tower = TOWERS["Qwen3-VL-8B"]
+    assert 0 < tower.importance_flops(4 * tokens) < 0.05 * tower.flops(1, 4 * tokens)
 
 
 def test_a_launch_takes_as_long_as_the_slowest_thing_it_needs() -> None:
