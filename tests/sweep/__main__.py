@@ -19,7 +19,7 @@ from pathlib import Path
 import transformers
 import vllm
 
-from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
+from anchorprune_vllm.testing.tiny_models import FAMILIES, NOT_MADE, describe_family
 from anchorprune_vllm.tools.architectures.record import (
     RECORD,
     Architecture,
@@ -125,7 +125,9 @@ def _untried(name: str, found: Architecture, can_be_made: Container[str]) -> Arc
     if name in can_be_made:
         return replace(found, untried="its tiny checkpoint was not tried yet")
     why = "no tiny checkpoint yet"
-    if not hasattr(transformers, name):
+    if name in NOT_MADE:
+        why += f": {NOT_MADE[name]}"
+    elif not hasattr(transformers, name):
         why += ": transformers has no class of this name to make one with"
     return replace(found, untried=why)
 

@@ -57,8 +57,27 @@ FAMILIES = {
     "r-vl": "onevision_like:r_vl",
     "bee": "onevision_like:bee",
     "gemma4-unified": "gemma:gemma4_unified",
+    "eagle2.5": "eagle:eagle2_5",
 }
 """Name of a family → the module of this package and the function in it that describe its model."""
+
+_FOLDERS = "vLLM reads its weights from the folders of a diffusion pipeline alone"
+_GPU = "vLLM has it for GPUs alone (its folders nvidia and amd)"
+_OTHER_CONFIG = "vLLM reads the configuration of the hub's own code, which transformers has changed"
+NOT_MADE = {
+    "Cosmos3EdgeForConditionalGeneration": _FOLDERS,
+    "Cosmos3ForConditionalGeneration": _FOLDERS,
+    "Ernie4_5_VLMoeForConditionalGeneration": f"{_OTHER_CONFIG} (im_patch_id)",
+    "Gemma3nForConditionalGeneration": "its tower is one of the package timm, which vLLM does not "
+    "bring",
+    "Glm5NextForConditionalGeneration": _GPU,
+    "LlavaNextVideoForConditionalGeneration": "it sees videos alone, and a trial begins with "
+    "images",
+    "MiniMaxM3SparseForConditionalGeneration": _GPU,
+    "Qwen4ExpForConditionalGeneration": _GPU,
+    "Step3p7ForConditionalGeneration": f"{_OTHER_CONFIG} (width)",
+}
+"""Architecture → why there is no tiny checkpoint of it, where one was looked into."""
 
 
 class TinyModel(Protocol):
