@@ -41,7 +41,7 @@ takes one, at budgets of 12, 25% and 100%. It passes if
 | general | not tried: full or reduced, which is found out when a checkpoint is loaded |
 | no | refused with a budget, for the reason given |
 
-*Stated by*: five architectures have an adapter of their own; a family tells the general adapter
+*Stated by*: four architectures have an adapter of their own; a family tells the general adapter
 about others in a few lines; about the rest it finds out at load. *Tested*: *reference* and *engine*
 are tests against an independent pipeline of the paper and on the real engine, and *sweep* is what
 this page describes.

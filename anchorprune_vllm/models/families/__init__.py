@@ -39,6 +39,7 @@ FAMILIES = {
     "MuseGlimmerForConditionalGeneration": f"{__name__}.muse_glimmer:MuseGlimmer",
     "PixtralForConditionalGeneration": f"{__name__}.plain:ExpandedRaster",
     "Qwen2VLForConditionalGeneration": f"{__name__}.qwen:Qwen2",
+    "Qwen2_5_VLForConditionalGeneration": f"{__name__}.qwen:Qwen2_5",
     "Qwen2_5OmniForConditionalGeneration": _WINDOWED,
     "Qwen2_5OmniModel": _WINDOWED,
     "Qwen3VLForConditionalGeneration": _QWEN,

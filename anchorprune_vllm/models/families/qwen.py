@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from anchorprune_vllm.models.families.plain import Consecutive
+from anchorprune_vllm.models.families.plain import Consecutive, Windowed
 
 
 class Qwen(Consecutive):
@@ -40,3 +40,11 @@ class Qwen2(Qwen):
     """Qwen2-VL, in whose prompts no text stands between the frames of a video."""
 
     takes_embeddings = True
+
+
+class Qwen2_5(Windowed, Qwen2):
+    """Qwen2.5-VL: most blocks of the tower see windows, in whose order its tokens lie."""
+
+    def _whole_blocks(self) -> Sequence[int]:
+        model: Any = self
+        return model.visual.fullatt_block_indexes

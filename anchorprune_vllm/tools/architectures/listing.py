@@ -58,11 +58,11 @@ def _level(
     is_refused = bool(trials) and all(trial.outcome == "refused" for trial in trials)
     if found.refused or is_refused:
         return "no", ""
-    if name in ARCHITECTURES:
-        return "full", "own adapter"
     seen = next((trial.level for trial in trials if trial.level), None)
     if name in FAMILIES:
         return seen or "full", "family"
+    if name in ARCHITECTURES:
+        return "full", "own adapter"
     if package is not None:  # the trials went without it
         return "general", f"family of {package}"
     return seen or "general", "found at load"
