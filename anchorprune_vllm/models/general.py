@@ -237,9 +237,9 @@ class GeneralModel(Family, PrunedModel):
         return MediaSpan(place.offset, place.length, extent, text)
 
     def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
-        if not self.has_mrope:
+        modality = next((name for name in MODALITIES if f"{name}_grid_thw" in kwargs), None)
+        if modality is None or not self.has_mrope:  # sounds are in line, too
             return super()._given_positions(embeddings, **kwargs)
-        (modality,) = (name for name in MODALITIES if f"{name}_grid_thw" in kwargs)
         count = len(embeddings)
         told = {name: value for name, value in kwargs.items() if len(value) == count}
         positions = []

@@ -72,8 +72,8 @@ def test_a_hook_that_is_gone(hook: Hook, demo_models: Any, monkeypatch: pytest.M
 def test_models_that_do_not_need_it_are_pruned(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (of_qwen, *_) = (hook for hook in HOOKS if hook.file == "models/qwen2_5_vl.py")
-    remove(monkeypatch, of_qwen.target)
+    (of_onevision,) = (hook for hook in HOOKS if hook.file == "models/llava_onevision.py")
+    remove(monkeypatch, of_onevision.target)
     start(demo_model, budget=8)
 
 
