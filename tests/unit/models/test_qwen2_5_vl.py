@@ -112,6 +112,26 @@ def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
         torch.testing.assert_close(in_groups.parts()[name], part, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["500x410", "video"])
+@pytest.mark.parametrize("needs", [{"importance"}, {"keys"}, {"importance", "object_attention"}])
+def test_signals_ride_on_the_outputs_of_a_data_parallel_tower(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, name: str, needs: set[str]
+) -> None:
+    """They come out as they went in; two ranks are in the engine's tests."""
+    media = [MEDIA[name], MEDIA[name]]
+    monkeypatch.setattr(model.model, "needs", frozenset(needs))
+    size = model.model.visual.out_hidden_size
+    with torch.inference_mode():
+        expected = batch_of(model, *media).encode([0, 1])
+        monkeypatch.setattr(model.model, "has_data_parallel_tower", True)
+        carried = batch_of(model, *media).encode([0, 1])
+    assert model.model.visual.out_hidden_size == size
+    for one, other in zip(expected, carried, strict=True):
+        assert one.parts().keys() == other.parts().keys() == {"hidden", *needs}
+        for part, values in one.parts().items():
+            assert torch.equal(other.parts()[part], values), part
+
+
 def test_a_video_beyond_all_bounds_is_refused(demo_models: Any, rank: None) -> None:
     """vLLM sees K tokens, and so would let it pass."""
     small = LocalModel(
