@@ -111,9 +111,10 @@ class VisualPruner:
         self.is_warm = True
         return self.embed(model, plans)
 
-    def use_cache(self, cache: FeatureCache) -> None:
+    def use_cache(self, make: Callable[[], FeatureCache]) -> None:
         """Take another cache, once it is known how large a row is."""
-        self._cache = cache
+        del self._cache  # first, as there may be no memory for both
+        self._cache = make()
         self._show_cache()
 
     def forget_media(self) -> None:

@@ -20,7 +20,7 @@ def wrap_load_model(original: Any) -> Any:
         from anchorprune_vllm.warm_up import warm_up_now
 
         original(self, *args, **kwargs)
-        if getattr(self.get_model(), "must_be_full", False):
+        if getattr(self.get_model(), "must_learn_first", False):
             warm_up_now(self.get_model(), self.vllm_config)
         multimodal_config = self.model_config.multimodal_config
         self.is_multimodal_pruning_enabled = (

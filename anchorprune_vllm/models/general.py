@@ -64,6 +64,12 @@ class GeneralModel(Family, PrunedModel):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.tower_signals = TowerSignals(self)
 
+    @property
+    def must_learn_first(self) -> bool:
+        """Whether a dummy item has to tell what no family states, before a small one is sent."""
+        is_unstated = type(self).tower_order is Family.tower_order
+        return self._pruner is not None and (self.must_be_full or is_unstated)
+
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
         name = model_config.architecture
@@ -179,7 +185,7 @@ class GeneralModel(Family, PrunedModel):
         wide = {"hidden": ((rows.shape[1],), rows.dtype)}
         layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
-        self._pruner.use_cache(self._make_cache(layout))
+        self._pruner.use_cache(lambda: self._make_cache(layout))
 
     def _serve_reduced(self, name: str) -> None:
         """Warn of importance that does not come from the tower, or refuse it."""
@@ -187,6 +193,12 @@ class GeneralModel(Family, PrunedModel):
             f"{name} is pruned at the reduced level: it is not known which tokens of its vision "
             "tower make up a row, so importance comes from the rows"
         )
+        lacking = self.needs & _LIKE_IMPORTANCE
+        if lacking:
+            raise ValueError(
+                f"anchorprune: {name}'s vision tower is not as its family states, and the method "
+                f"needs {', '.join(sorted(lacking))} of it; choose another method"
+            )
         if self.must_be_full:
             raise ValueError(
                 f"anchorprune: {found}; the setting level is 'full', which refuses that: set it to "
@@ -332,6 +344,15 @@ class GeneralProcessor(PruningProcessor):
 
     family: type[Any]
 
+    def __init__(self, info: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(info, *args, **kwargs)
+        if not {*MODALITIES} & {*info.supported_mm_limits}:
+            raise ValueError(
+                f"anchorprune: {info.ctx.model_config.architecture} takes "
+                f"{', '.join(info.supported_mm_limits)}, and neither images nor videos by these "
+                "names, so nothing of it would be pruned; leave out --anchorprune-budget"
+            )
+
     @property
     def video_margin(self) -> int | None:
         return self.family.video_margin
@@ -345,7 +366,16 @@ class GeneralProcessor(PruningProcessor):
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
-        return self.family.units(self.info.get_hf_config(), modality, item, layout)
+        tokens = self.family.units(self.info.get_hf_config(), modality, item, layout)
+        chosen = self.family.candidates(tokens)
+        found = tokens.unpruned if chosen is None else len(chosen)
+        if tokens.candidates != found:  # it would end the engine
+            raise ValueError(
+                f"anchorprune: the units of this {modality} have {tokens.candidates} candidates, "
+                f"and {found} are found among its tokens, so it cannot be pruned; send it with a "
+                "budget of 100%, or another one"
+            )
+        return tokens
 
 
 @cache

@@ -45,6 +45,13 @@ class MediaBatch:
         self._items = items_of(kwargs, [plan.slices for plan in plans])
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
+        tower = self._model.tower_signals
+        if tower.needed and not tower.is_stated:
+            # Whether the tower can be looked into may depend on an item, never on its neighbours.
+            return [features for item in items for features in self._encode([item])]
+        return self._encode(items)
+
+    def _encode(self, items: list[int]) -> list[MediaFeatures]:
         media = [self._plans[i].tokens for i in items]
         rows, signals = self._rows_and_signals(items, media)
         if signals is None:

@@ -45,7 +45,10 @@ class TowerSignals:
             self._all = [self._last]
         self.order: TowerOrder | None = None
         """How the attention's tokens become rows; None: signals come from elsewhere."""
-        self._is_stated = False
+        self.is_stated = False
+        """Whether the family told the order, and it need not be found out."""
+        self._sizes: set[int] = set()
+        """The sizes of the units by which it was found out."""
 
     @property
     def _ranks(self) -> int:
@@ -75,7 +78,7 @@ class TowerSignals:
         """
         if self._model.has_data_parallel_tower:  # this rank may see none of the items
             self.order = self._model.tower_order(self.visual.spatial_merge_size**2)
-            self._is_stated = True
+            self.is_stated = True
             return
         called: list[tuple[Any, list[int]]] = []
 
@@ -97,21 +100,21 @@ class TowerSignals:
         if self._middle is None:
             self._middle = _nearest_to_the_middle(segments, self._last)
         self.order = self._stated_order(media, segments[self._last])
-        self._is_stated = self.order is not None
+        self.is_stated = self.order is not None
         if self.order is None:
             orders = possible_orders(media, segments[self._last])
             self.order = probe(orders, media, self._last, run)
+            self._sizes = {size for tokens in media for size in tokens.unit_sizes}
 
     def _has_grids(self, media: Sequence[MediaTokens]) -> bool:
         """Whether the order can be applied to these items.
 
-        Where no family states it, the grid of a unit may be unknown, and is then taken for one row:
-        nothing of the tower's own grid can be found in that.
+        Where no family states it, the grid of a unit may be a guess. It can be relied on for units
+        of the size of which the order was found: tiles, or images that are all made alike.
         """
-        if self._is_stated or self.order is None or not self.order.needs_grids:
+        if self.is_stated or self.order is None or not self.order.needs_grids:
             return True
-        grids = [grid for tokens in media for grid in tokens.grids]
-        return all(rows != 1 or columns == 1 for rows, columns in grids)
+        return all(size in self._sizes for tokens in media for size in tokens.unit_sizes if size)
 
     def _stated_order(
         self, media: Sequence[MediaTokens], segments: Sequence[int]
@@ -123,8 +126,10 @@ class TowerSignals:
             return None
         real = stated.segments(media)
         chosen = self._model.unpadded(real)
-        fits = real == segments if chosen is None else int(chosen[-1]) < sum(segments)
-        return stated if fits else None
+        if chosen is not None:
+            return stated if int(chosen[-1]) < sum(segments) else None
+        is_whole = len(segments) == 1 and sum(real) == sum(segments)
+        return stated if is_whole or real == segments else None
 
     @contextmanager
     def tapped(self) -> Iterator[Callable[[Sequence[MediaTokens]], Parts | None]]:
@@ -223,11 +228,15 @@ def _query_and_key(module: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]
 
 
 def _segments(module: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return how many tokens attend to each other. It waits for the device, at load alone."""
+    """Return how many tokens attend to each other. It waits for the device, at load alone.
+
+    All as one, where vLLM's backend has bounds of another kind (FlashInfer's).
+    """
     query = args[0] if args else kwargs["query"]
+    tokens = query.numel() // (module.num_heads * module.head_size)
     bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
     if bounds is not None:
-        return bounds.diff().tolist()
-    tokens = query.numel() // (module.num_heads * module.head_size)
+        lengths = bounds.diff().tolist()
+        return lengths if sum(lengths) == tokens and min(lengths) >= 0 else [tokens]
     batch = query.shape[0] if query.ndim > 2 else 1
     return [tokens // batch] * batch

@@ -33,6 +33,7 @@ FAMILIES = {
     "InternS2PreviewForConditionalGeneration": _CONSECUTIVE,
     "InternVLChatModel": _INTERNVL,
     "InternVLForConditionalGeneration": _INTERNVL,
+    "Lfm2VlForConditionalGeneration": f"{__name__}.plain:Lfm2",
     "LightOnOCRForConditionalGeneration": f"{__name__}.plain:UnbrokenRaster",
     "Llama4ForConditionalGeneration": f"{__name__}.plain:RasterBeforeClassToken",
     "Mistral3ForConditionalGeneration": _RASTER,

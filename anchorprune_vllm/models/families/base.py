@@ -70,13 +70,14 @@ class Family:
         """
         sizes = layout.unit_sizes
         widths = (layout.runs[0],) if layout.is_in_rows else tuple(map(square_side, sizes))
-        grid: Any = item.get(f"{modality}_grid_thw")
-        if grid is not None:  # of patches, of which some make up a token
-            frames, rows, columns = grid.data.flatten().tolist()
-            merge = isqrt(frames * rows * columns // layout.embeddings)
-            if len(sizes) == 1:
-                sizes = (layout.embeddings // frames,) * frames
-            widths = (columns // merge,) * len(sizes)
+        grid = _grid_of_patches(modality, item)
+        if grid is not None:  # some of the patches make up a token
+            frames, rows, columns = grid
+            merge = max(1, isqrt(frames * rows * columns // layout.embeddings))
+            rows, columns = rows // merge, columns // merge
+            if frames * rows * columns == layout.embeddings:
+                sizes = (rows * columns,) * frames if len(sizes) == 1 else sizes
+                widths = (columns,) * len(sizes)
         return MediaTokens(layout.embeddings, sizes, widths)
 
     @classmethod
@@ -142,6 +143,17 @@ class Family:
             size: H; what lies behind the first H columns of a row is not compared.
         """
         return MatchingSignals(embed_words, matching, size)
+
+
+def _grid_of_patches(modality: str, item: Any) -> tuple[int, int, int] | None:
+    """Return frames, rows and columns, where a processor tells them of all of an item at once."""
+    for name in (f"{modality}_grid_thw", f"{modality}_grid_hws"):
+        if name in item:
+            numbers = item[name].data.flatten().tolist()
+            if len(numbers) in (2, 3):
+                frames, rows, columns = (1, *numbers)[-3:]
+                return frames, rows, columns
+    return None
 
 
 def square_side(size: int) -> int:

@@ -62,6 +62,19 @@ class UnbrokenRaster(Raster):
         return MediaTokens(size, (size,), (pixels.shape[-1] // side,))
 
 
+class Lfm2(Raster):
+    """The same for tiles of any shape, which the processor tells (LFM2-VL)."""
+
+    @classmethod
+    def units(
+        cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        shapes: Any = item["spatial_shapes"].data  # of patches
+        rows, columns = (shapes // hf_config.downsample_factor).T.tolist()
+        sizes = tuple(row * column for row, column in zip(rows, columns, strict=True))
+        return MediaTokens(layout.embeddings, sizes, tuple(columns))
+
+
 class ExpandedRaster(Raster):
     """The same in Mistral's own format, where a prompt arrives with all tokens of its images."""
 

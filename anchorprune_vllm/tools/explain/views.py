@@ -190,6 +190,9 @@ def _units(
 
 def _pixels_of_units(model: LocalModel, kwargs: dict[str, Any], units: int) -> list[Image.Image]:
     """Return what the tower gets, where there is one array of pixels per unit; else nothing."""
+    processor = model.processor.info.get_hf_processor()
+    if not hasattr(getattr(processor, "image_processor", None), "image_mean"):
+        return []  # what it did to the colours is not known
     for name, value in kwargs.items():
         if not name.startswith("pixel_values"):
             continue

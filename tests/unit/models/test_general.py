@@ -64,6 +64,7 @@ FAMILIES = {
     "gemma4": Family(TowerOrder("unit", "none", "raster", 9), is_padded=True),
     "mistral3": Family(POOLED),
     "lightonocr": Family(POOLED),
+    "lfm2-vl": Family(POOLED, is_divided=True),
     "pixtral": Family(TowerOrder("unit", "none", "raster", 1)),
     "idefics3": Family(POOLED, is_divided=True),
     "smolvlm": Family(POOLED, is_divided=True),
