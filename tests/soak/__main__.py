@@ -32,7 +32,8 @@ FIRST_CLASS = (
 )
 MODELS = (*FIRST_CLASS, *ARCHITECTURES)
 _START_SECONDS = 600
-"""For an engine's start and the cold answers, which are not among the minutes."""
+"""The time for an engine's start and its cold answers, which comes on top of the minutes."""
+_DRAWN = ("seed", "pool", "runner", "requests")
 _COUNTS = ("preemptions", "prefix tokens", "hits", "misses", "evictions")
 
 
@@ -139,14 +140,14 @@ def table_of(soaks: Sequence[Soak]) -> str:
 
 def reproduce(soak: Soak) -> str:
     """Say which request was answered otherwise, and how to ask it again."""
-    first = soak.differing[0]
-    settings = soak.settings
+    first, settings = soak.differing[0], soak.settings
+    cold, warm = (first[each]["tokens"] for each in ("cold", "warm"))
+    how = "its logprobs differ" if cold == warm else f"{warm}, and alone {cold}"
+    options = " ".join(f"--{name} {settings[name]}" for name in _DRAWN)
     return (
-        f"{soak.model}: request {first['place']:,} has another answer than when it was asked alone."
-        f" Asked: {json.dumps(first['asked'])}. Cold: {first['cold']['tokens']}, warm: "
-        f"{first['warm']['tokens']}. To see it again: python -m tests.soak {soak.model} --again "
-        f"--seed {settings['seed']} --pool {settings['pool']} --runner {settings['runner']} "
-        f"--requests {settings['requests']}"
+        f"{soak.model}: request {first['place']:,} has another answer than when it was asked alone "
+        f"({how}): {json.dumps(first['asked'])}. To see it again: "
+        f"python -m tests.soak {soak.model} --again {options}"
     )
 
 

@@ -19,8 +19,10 @@ class Precision(NamedTuple):
 
 
 FLOAT32 = Precision(TOLERANCE, TOLERANCE)
-BFLOAT16 = Precision(0.1, 0.2)
-"""It rounds logits between 4 and 8 to multiples of 1/32, and many layers round before them."""
+BFLOAT16 = Precision(0.15, 0.125)
+"""Logits between 4 and 8 are rounded to multiples of 1/32, and layers before them round as well: in
+2,000 requests to Qwen3.5, of which the tower gave the same rows and the pruner kept the same tokens
+each time, logprobs were up to 0.11 apart, and tokens that changed places up to 0.06."""
 
 
 class Scored(NamedTuple):

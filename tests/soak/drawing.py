@@ -19,7 +19,7 @@ from tests.support.pictures import QUESTIONS, picture
 
 LARGEST_BATCH = 64
 _IMAGE_SEEDS = 60
-"""So many images at most, most of them in several requests."""
+"""The most images, each of which is in several requests or in one."""
 _VIDEO_SEEDS = 6
 SIZES = [(168, 168), (300, 200), (450, 150), (90, 300), (30, 90), (500, 350)]
 _BUDGETS: list[int | str] = [1, 5, 30, 64, 100, "10%", "50%", "80%", "100%", 5000]
@@ -28,14 +28,14 @@ _ANSWER_LENGTHS = [1, 8, 16, 40]
 
 
 class Image(NamedTuple):
-    """An image by what it is made of."""
+    """An image that can be made again."""
 
     seed: int
     size: tuple[int, int]
 
 
 class Video(NamedTuple):
-    """A video by what it is made of."""
+    """A video that can be made again."""
 
     seed: int
     frames: int
@@ -45,11 +45,11 @@ class Asked(NamedTuple):
     """One request."""
 
     parts: tuple[str | Image | Video, ...]
-    """Of the user's first turn, in their order."""
+    """The parts of the user's first turn, in their order."""
     follow_up: str
     """The user's second turn; empty: there is none."""
     override: dict[str, int | str] | None
-    """Its own budget and question."""
+    """The budget and the question that the request brings along."""
     answer_tokens: int
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tiny checkpoints by name, and engines that serve them in this process."""
+"""All tiny checkpoints by name, and the engines that serve them."""
 
 from __future__ import annotations
 

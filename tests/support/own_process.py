@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in a process of its own, which may die or hang: what it told until then is there."""
+"""Run work in a process of its own, which may die or hang, and keep what it told until then."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Told = TypeVar("Told")
 
 
 class Work(NamedTuple, Generic[Told]):
-    """What became of work in a process of its own."""
+    """The outcome of work in a process of its own."""
 
     told: Told | None
-    """The last that it told."""
+    """What it told last."""
     ending: Literal["ended", "failed", "timed out"]
     why: str
-    """If it did not end as it should."""
+    """The reason, if it did not end as it should."""
 
 
 def run_in_process(

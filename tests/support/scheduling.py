@@ -15,7 +15,7 @@ SIZES = [(168, 168), (336, 336), (450, 150), (30, 90)]
 
 
 def many_requests(count: int) -> list[dict[str, Any]]:
-    """Images new and shared, none to three per prompt, all kinds of sizes and budgets."""
+    """Draw requests with none to three images, new and shared, of several sizes and budgets."""
     rng = random.Random(0)
     requests = []
     for _ in range(count):
@@ -53,5 +53,5 @@ def check_ranks(parallel: LLM, alone: LLM, requests: list[dict[str, Any]]) -> No
 
 
 def take_kept(worker: Any) -> list[list[int]]:
-    """What was kept of all items, whatever the order in which they were scheduled."""
+    """Return what a worker kept of all items, whatever the order of scheduling."""
     return sorted(worker.anchorprune_seen.kept)
