@@ -35,7 +35,8 @@ of_deepstack = pytest.mark.parametrize("any_model", [DEEPSTACK], indirect=True)
 
 @pytest.fixture(scope="module")
 def served(any_model: Path, runner: str) -> Iterator[LLM]:
-    options = {"max_model_len": 2048, "max_num_batched_tokens": 64}
+    # Steps that cut images, and take in several.
+    options = {"max_model_len": 2048, "max_num_batched_tokens": 256}
     with engine_on(runner, any_model, 16, **options) as llm:
         yield llm
 
@@ -53,7 +54,8 @@ def test_tensor_parallel(tensor_parallel: LLM, served: LLM, mixed: list[dict[str
 
 @pytest.mark.parametrize(("any_model", "runner"), [(DEEPSTACK, "V2")], indirect=True)
 def test_warm_answers_are_cold_ones_on_the_second_runner(served: LLM) -> None:
-    wanted = [(asked, budget) for asked in ("two", "words between") for budget in (5, "25%")]
+    questions = ("one", "two", "same image, other words")
+    wanted = [(asked, budget) for asked in questions for budget in (5, "25%")]
     cold = {}
     for each in wanted:
         forget_everything(served)
