@@ -35,6 +35,7 @@ from anchorprune_vllm.tools.architectures.record import (
 )
 from anchorprune_vllm.tools.architectures.registry import installed_architectures
 from anchorprune_vllm.tools.results_file import write_json
+from tests.support.reference import REFERENCES
 from tests.sweep.page import write_page
 from tests.sweep.trial import CHECKPOINTS, try_checkpoint
 
@@ -144,6 +145,7 @@ def make_record(trials: Sequence[Trial]) -> Record:
             for name, architecture in found.items()
         },
         trials=trials,
+        references=sorted(REFERENCES),
     )
 
 
