@@ -8,38 +8,47 @@ that an image may be cut between steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from vllm import LLM, SamplingParams
-from vllm.distributed import parallel_state
+from vllm import LLM
 
-from tests.support.dialects import prompt_of
-from tests.support.engine import forget_everything, generate, request, seen, watch
+from anchorprune_vllm.testing.tiny_models import describe_family
+from tests.support.engine import forget_everything, seen, watch
+from tests.support.families import (
+    FAMILIES,
+    ask,
+    groups_with_experts,
+    logprobs_of,
+    pictures,
+    prompt_for,
+)
 from tests.support.layer_inputs import seen_layers, watch_layers
-from tests.support.pictures import QUESTIONS, picture
+from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
 from tests.support.runners import both_runners, engine_on, runners_in_turn
 from tests.support.seen_positions import seen_positions, watch_positions
 
-FAMILIES = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "internvl", "gemma3")
+WITH_VIDEOS = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "glm-4v", "glm-4v-moe", "internvl")
 BUDGETS = (5, 12, "25%")
 TOKENS = 8
 TOLERANCE = 1e-3
-SHAPES = [(300, 200), (700, 500)]
 
 families = pytest.mark.parametrize("any_model", FAMILIES, indirect=True)
 
 
 @pytest.fixture(scope="module")
 def served(any_model: Path, runner: str) -> Iterator[LLM]:
-    # Of Gemma's images, whose tokens see each other, vLLM cuts none between steps.
-    step = 512 if any_model.parent.name == "gemma3" else 64
-    options = {"max_model_len": 2048, "max_num_batched_tokens": step}
+    family = any_model.parent.name
+    options = {
+        "max_model_len": 2048,
+        # Of Gemma's images, whose tokens see each other, vLLM cuts none between steps.
+        "max_num_batched_tokens": 512 if family == "gemma3" else 64,
+        "limit_mm_per_prompt": {"image": 2, "video": int(family in WITH_VIDEOS)},
+        **describe_family(family).engine_arguments,
+    }
     with groups_with_experts(), engine_on(runner, any_model, 12, **options) as llm:
         watch(llm)
         watch_positions(llm)
@@ -47,39 +56,39 @@ def served(any_model: Path, runner: str) -> Iterator[LLM]:
         yield llm
 
 
-@contextmanager
-def groups_with_experts() -> Iterator[None]:
-    """Let models with experts follow others in this process, which have left no group for them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_state, "_EP", parallel_state._EP or parallel_state._TP)
-        yield
+def number_of(reference: Reference, item: Any, budget: int | str) -> int:
+    if isinstance(budget, int):
+        return budget
+    return int(sum(reference.unit_sizes(item)) * int(budget[:-1]) / 100 + 0.5)
 
 
-def prompt_for(question: str, images: int) -> str:
-    # Without the line's end: behind it vLLM does not find an image of Gemma's.
-    return prompt_of(question, images).replace("\n", "")
-
-
-def pictures(seed: int, count: int) -> list[Image.Image]:
-    return [picture(seed + number, SHAPES[number]) for number in range(count)]
-
-
-def ask(llm: LLM, question: str, images: list[Image.Image], budget: int | str, tokens: int) -> Any:
+def ask_cold(
+    llm: LLM, reference: Reference, question: str, media: list[Any], budget: int | str, tokens: int
+) -> tuple[Any, list[list[int]]]:
     """What vLLM gives back when it has seen nothing before, and the tokens it kept."""
     forget_everything(llm)
     for forget in (seen, seen_positions, seen_layers):
         forget(llm)
-    asked = request(question, *images, override={"budget": budget})
-    asked["prompt"] = prompt_for(question, len(images))
-    params = SamplingParams(temperature=0, max_tokens=tokens, logprobs=1)
-    (output,) = generate(llm, asked, params=params)
+    output = ask(llm, reference, prompt_for(question, media), media, budget, tokens)
     return output, seen(llm).kept
 
 
-def number_of(reference: Reference, image: Image.Image, budget: int | str) -> int:
-    if isinstance(budget, int):
-        return budget
-    return int(reference.unpruned(image) * int(budget[:-1]) / 100 + 0.5)
+def compare(
+    llm: LLM, reference: Reference, question: str, media: list[Any], budget: int | str
+) -> None:
+    """Kept tokens, the answer and its probabilities, and the positions of all."""
+    output, kept = ask_cold(llm, reference, question, media, budget, TOKENS)
+    assert kept == [
+        reference.kept(item, question, number_of(reference, item, budget)) for item in media
+    ]
+    prompt = prompt_for(question, media)
+    expected = reference.scored_answer(prompt, media, kept, TOKENS)
+    assert list(output.outputs[0].token_ids) == [token for token, _ in expected]
+    scores = [score for _, score in expected]
+    assert logprobs_of(output) == pytest.approx(scores, abs=TOLERANCE)
+    _, places = reference.pruned_prompt(prompt, media, kept, TOKENS)
+    ((given,),) = seen_positions(llm).values()
+    assert [list(given[token]) for token in sorted(given)] == places.T[: len(given)].tolist()
 
 
 @families
@@ -89,20 +98,18 @@ def test_keeps_and_answers_as_the_reference(
     served: LLM, reference: Reference, budget: int | str, images: int
 ) -> None:
     for seed in (0, 10, 20):
-        media, question = pictures(seed, images), QUESTIONS[seed % len(QUESTIONS)]
-        output, kept = ask(served, question, media, budget, TOKENS)
-        assert kept == [
-            reference.kept(image, question, number_of(reference, image, budget)) for image in media
-        ]
-        prompt = prompt_for(question, images)
-        expected = reference.scored_answer(prompt, media, kept, TOKENS)
-        answer = output.outputs[0]
-        assert list(answer.token_ids) == [token for token, _ in expected]
-        scores = [max(token.logprob for token in each.values()) for each in answer.logprobs]
-        assert scores == pytest.approx([score for _, score in expected], abs=TOLERANCE)
-        _, places = reference.pruned_prompt(prompt, media, kept, TOKENS)
-        ((given,),) = seen_positions(served).values()
-        assert [list(given[token]) for token in sorted(given)] == places.T[: len(given)].tolist()
+        question = QUESTIONS[seed % len(QUESTIONS)]
+        compare(served, reference, question, pictures(seed, images), budget)
+
+
+@pytest.mark.parametrize("any_model", WITH_VIDEOS, indirect=True)
+@runners_in_turn("budget", (3, 12, "25%"))
+def test_videos_as_the_reference(served: LLM, reference: Reference, budget: int | str) -> None:
+    """With fewer rows than frames, which may have text between them, not always as long."""
+    compare(served, reference, QUESTIONS[1], [clip(1, frames=8, size=(224, 160))], budget)
+    # No longer in time than wide: behind such a video transformers counts otherwise than vLLM.
+    long = clip(2, frames=12, size=(160, 224), fps=1.0)
+    compare(served, reference, QUESTIONS[2], [picture(3, (300, 200)), long], budget)
 
 
 @families
@@ -110,6 +117,6 @@ def test_keeps_and_answers_as_the_reference(
 def test_layers_get_what_they_get_in_transformers(served: LLM, reference: Reference) -> None:
     """DeepStack's levels too, each of which is added behind a layer of its own."""
     media, question = pictures(30, 2), QUESTIONS[0]
-    _, kept = ask(served, question, media, "25%", 1)
-    expected = reference.layer_inputs(prompt_for(question, 2), media, kept)
+    _, kept = ask_cold(served, reference, question, media, "25%", 1)
+    expected = reference.layer_inputs(prompt_for(question, media), media, kept)
     torch.testing.assert_close(seen_layers(served), expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -16,7 +16,6 @@ from vllm import LLM, SamplingParams
 from anchorprune_vllm.tools.demo_model import find_text_encoder
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.reference import Reference
-from tests.support.selections import record_selections
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -30,7 +29,7 @@ class Seen:
     tower_batches: list[int] = field(default_factory=list)
     """Length of the vision tower's input (images, tiles, patches) in each call."""
     kept: list[list[int]] = field(default_factory=list)
-    """Indices of each selection."""
+    """Indices of the tokens kept of each pruned item."""
 
 
 @contextmanager
@@ -132,7 +131,8 @@ def visual_tokens(llm: LLM, reference: Reference, *requests: dict[str, Any]) -> 
 def _watch(worker: Any) -> None:
     record = worker.anchorprune_seen = Seen()
     model = worker.model_runner.model
-    tower = model.vision_tower if hasattr(model, "vision_tower") else model.visual
+    towers = "vision_tower", "visual", "vision_model", "vision_encoder"
+    tower = next(m for name, m in model.named_modules() if name.split(".")[-1] in towers)
 
     def record_batch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         record.tower_batches.append(len([*args, *kwargs.values()][0]))
@@ -140,16 +140,18 @@ def _watch(worker: Any) -> None:
     tower.register_forward_pre_hook(record_batch, with_kwargs=True)
     if model._pruner is None:
         return
-    embed, selections = model._pruner.embed, record_selections(model._pruner)
+    embed, prune = model._pruner.embed, model._pruner._prune
 
     def embed_and_record(images: Any, plans: Any) -> Any:
         record.embed_calls.append(len(plans))
-        rows = embed(images, plans)
-        record.kept.extend(kept.indices.tolist() for _, kept in selections)
-        selections.clear()
-        return rows
+        return embed(images, plans)
 
-    model._pruner.embed = embed_and_record
+    def prune_and_record(*args: Any) -> Any:
+        rows, kept, encoded = prune(*args)
+        record.kept.extend(each.indices.tolist() for each in kept)
+        return rows, kept, encoded
+
+    model._pruner.embed, model._pruner._prune = embed_and_record, prune_and_record
 
 
 def _take_seen(worker: Any) -> Seen:

@@ -24,7 +24,8 @@ def seen_layers(llm: Any) -> Tensor | None:
 
 def _watch(worker: Any) -> None:
     model = worker.model_runner.model
-    layers = model.get_language_model().model.layers
+    language_model = model.get_language_model()
+    layers = getattr(language_model, "model", language_model).layers
     seen: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
     worker.anchorprune_layers = seen
 

@@ -32,6 +32,7 @@ from anchorprune_vllm.tools.architectures.registry import installed_architecture
 from anchorprune_vllm.tools.results_file import write_json
 from tests.support.checkpoints import CHECKPOINTS
 from tests.support.own_process import run_in_process
+from tests.support.reference import REFERENCES
 from tests.sweep.page import write_page
 from tests.sweep.trial import try_checkpoint
 
@@ -115,6 +116,7 @@ def make_record(trials: Sequence[Trial]) -> Record:
             for name, architecture in found.items()
         },
         trials=trials,
+        references=sorted(REFERENCES),
     )
 
 

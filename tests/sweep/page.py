@@ -42,9 +42,9 @@ takes one, at budgets of 12, 25% and 100%. It passes if
 | no | refused with a budget, for the reason given |
 
 *Stated by*: four architectures have an adapter of their own; a family tells the general adapter
-about others in a few lines; about the rest it finds out at load. *Tested*: *reference* and *engine*
-are tests against an independent pipeline of the paper and on the real engine, and *sweep* is what
-this page describes.
+about others in a few lines; about the rest it finds out at load. *Tested*: *reference* is a
+comparison of kept tokens, positions and answers with an independent pipeline of the paper on
+transformers, *engine* all tests on the real engine, and *sweep* what this page describes.
 
 To refuse all that is not full: `--anchorprune-config '{{"level": "full"}}'`.
 

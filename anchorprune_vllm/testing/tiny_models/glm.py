@@ -50,7 +50,8 @@ _ROPE = {
 
 def glm4v() -> Checkpoint:
     tokenizer = _tokenizer()
-    text = text_config(Glm4vTextConfig, tokenizer, rope_parameters=_ROPE)
+    # transformers' class has the biases in any case; vLLM's wants to be told, as on the hub.
+    text = text_config(Glm4vTextConfig, tokenizer, rope_parameters=_ROPE, attention_bias=True)
     return _checkpoint(Glm4vForConditionalGeneration, Glm4vConfig, tokenizer, text)
 
 

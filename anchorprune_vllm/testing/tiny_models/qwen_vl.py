@@ -271,8 +271,9 @@ def _qwen3(
     tokenizer: PreTrainedTokenizerFast,
     **others: Any,
 ) -> Checkpoint:
+    half = [0.5] * 3  # as for videos, which vLLM normalises like images
     processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**pixel_limits(16)),
+        image_processor=Qwen2VLImageProcessor(**pixel_limits(16), image_mean=half, image_std=half),
         tokenizer=tokenizer,
         video_processor=Qwen3VLVideoProcessor(**pixel_limits(16)),
     )

@@ -35,20 +35,28 @@ def make_rows(architectures: Mapping[str, Architecture], record: Record) -> list
             found,
             [trial for trial in record.trials if trial.architecture == name],
             packages.get(name),
+            name in record.references,
         )
         for name, found in sorted(architectures.items())
         if found.media
     ]
 
 
-def _make_row(name: str, found: Architecture, trials: Sequence[Trial], package: str | None) -> Row:
+def _make_row(
+    name: str,
+    found: Architecture,
+    trials: Sequence[Trial],
+    package: str | None,
+    has_reference: bool,
+) -> Row:
     level, stated_by = _level(name, found, trials, package)
     why = [found.refused] if found.refused else []
     why += [_reason(trial) for trial in trials if trial.outcome != "equal" or trial.why]
     if not trials and not found.refused:
         why.append(found.untried or "no tiny checkpoint yet")
     media = ", ".join(found.media)
-    return Row(name, media, level, stated_by, _tested(name, trials), "; ".join(why))
+    tested = _tested(name, trials, has_reference)
+    return Row(name, media, level, stated_by, tested, "; ".join(why))
 
 
 def _level(
@@ -68,8 +76,9 @@ def _level(
     return seen or "general", "found at load"
 
 
-def _tested(name: str, trials: Sequence[Trial]) -> str:
-    tests = ["reference", "engine"] if name in ARCHITECTURES else []
+def _tested(name: str, trials: Sequence[Trial], has_reference: bool) -> str:
+    tests = ["reference"] if has_reference else []
+    tests += ["engine"] if name in ARCHITECTURES else []
     outcomes = {trial.outcome for trial in trials}
     if "equal" in outcomes:
         tests.append("sweep")

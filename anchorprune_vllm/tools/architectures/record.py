@@ -55,6 +55,8 @@ class Record:
     architectures: Mapping[str, Architecture]
     """All of vLLM's multimodal registry, and of this package."""
     trials: Sequence[Trial]
+    references: Sequence[str] = ()
+    """The architectures that tests compare with an independent reference."""
 
 
 def read_record(path: Path = RECORD) -> Record:
@@ -67,6 +69,7 @@ def read_record(path: Path = RECORD) -> Record:
             for name, architecture in read["architectures"].items()
         },
         trials=[Trial(**trial) for trial in read["trials"]],
+        references=read["references"],
     )
 
 

@@ -39,8 +39,11 @@ class Reference(ABC):
         self.processor = AutoProcessor.from_pretrained(model)
         self.tokenizer = self.processor.tokenizer
         self.embed_words = self.model.get_input_embeddings()
-        self.language_model = self.model.model.language_model
-        self.lm_head = self.model.lm_head
+        self.language_model, self.lm_head = self._text_parts()
+
+    def _text_parts(self) -> tuple[Any, Any]:
+        """The language model without its head, and the head."""
+        return self.model.model.language_model, self.model.lm_head
 
     @abstractmethod
     def unpruned(self, media: Any) -> int:
@@ -73,6 +76,9 @@ class Reference(ABC):
         """Indices of the kept candidates, ascending."""
         tokens = self._once(media, self._tokens)
         relevance = self._relevance(tokens, question) if question else None
+        return self._select(tokens, relevance, budget)
+
+    def _select(self, tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[int]:
         return select(tokens, relevance, budget)
 
     @torch.inference_mode()
@@ -109,6 +115,16 @@ class Reference(ABC):
         return self._scored(rows, n, positions)
 
     @torch.inference_mode()
+    def scores(
+        self, prompt: str, media: list[Any], kept: list[list[int]], answer: list[int]
+    ) -> Tensor:
+        """Logarithms of the probabilities of all tokens at each place of an answer: [n, V]."""
+        rows, positions = self.pruned_prompt(prompt, media, kept, len(answer))
+        words = self.embed_words(torch.tensor(answer))[None]
+        states = self.hidden_states(torch.cat([rows, words], dim=1), positions)
+        return self.lm_head(states[-1 - len(answer) : -1]).log_softmax(-1)
+
+    @torch.inference_mode()
     def layer_inputs(self, prompt: str, media: list[Any], kept: list[list[int]]) -> Tensor:
         """What enters each layer of the language model, and what leaves it: [layers + 1, T, H]."""
         rows, positions = self.pruned_prompt(prompt, media, kept, 0)
@@ -131,9 +147,7 @@ class Reference(ABC):
         native: bool | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Embeddings [1, T, H], and positions [C, T + n] of them and of the answer."""
-        rows = [
-            self._once(item, self.embed)[indices] for item, indices in zip(media, kept, strict=True)
-        ]
+        rows = [self._rows_of(item, indices) for item, indices in zip(media, kept, strict=True)]
         embeddings = self.embed_prompt(prompt, rows, start=start)
         if self.is_native if native is None else native:
             return embeddings, self.native_positions(prompt, media, kept, n, start=start)
@@ -220,9 +234,8 @@ class Reference(ABC):
         for token in self.prompt_ids(prompt, start=start):
             if token in self.placeholder_ids():
                 item, indices = next(items)
-                places = self._places_of(item)
-                stays += [len(ids) + places[i] for i in indices]
-                ids += [token] * self.unpruned(item)
+                stays += [len(ids) + place for place in self._places_that_stay(item, indices)]
+                ids += self._ids_of(item, token)
             else:
                 stays.append(len(ids))
                 ids.append(token)
@@ -234,9 +247,26 @@ class Reference(ABC):
         """Where each candidate stands among the unpruned tokens of its item."""
         return list(range(self.unpruned(media)))
 
+    def _ids_of(self, media: Any, token: int) -> list[int]:
+        """Unpruned tokens of an item that `token` stands for in a prompt."""
+        return [token] * self.unpruned(media)
+
+    def _places_that_stay(self, media: Any, kept: list[int]) -> list[int]:
+        """Which of its unpruned tokens are left of an item, ascending."""
+        places = self._places_of(media)
+        return [places[i] for i in kept]
+
+    def _rows_of(self, media: Any, kept: list[int]) -> Tensor:
+        """What is left of an item, as the language model gets it: [tokens, H]."""
+        return self._once(media, self.embed)[kept]
+
     def _unpruned_positions(self, ids: list[int], media: list[Any]) -> Tensor:
         """[C, T]."""
         return torch.arange(len(ids))[None]
+
+    def given_prompt(self, prompt: str, media: list[Any]) -> dict[str, Any]:
+        """A prompt with media as vLLM takes it."""
+        return {"prompt": prompt}
 
     def prompt_ids(self, prompt: str, *, start: bool = True) -> list[int]:
         """Token ids with one placeholder per item."""

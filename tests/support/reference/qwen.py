@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2-VL, Qwen2.5-VL, and Qwen3-VL with DeepStack."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL with DeepStack, and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_window_index
 
 from tests.support.reference.base import is_image
@@ -61,7 +60,6 @@ class ReferenceQwen(WordMatchingReference):
         Both are means over the patches of a visual token.
         """
         visual = self.model.model.visual
-        pixels, grid = self._preprocess(media)
         seen: list[tuple[Tensor, Tensor]] = []
         modeling: Any = sys.modules[type(visual).__module__]
         eager = modeling.eager_attention_forward
@@ -74,8 +72,8 @@ class ReferenceQwen(WordMatchingReference):
             return output, weights
 
         with patch.object(modeling, "eager_attention_forward", record):
-            visual(pixels, grid_thw=grid[None])
-        order = self._token_order(grid)
+            self._run_tower(media)
+        order = self._token_order(self._preprocess(media)[1])
 
         def of_tokens(patches: Tensor) -> Tensor:
             in_tower = patches.unflatten(0, (-1, 4)).mean(1)
@@ -87,9 +85,11 @@ class ReferenceQwen(WordMatchingReference):
         return of_tokens(torch.cat(keys)), of_tokens(torch.cat(received))
 
     def embed(self, media: Any) -> Tensor:
+        return self._run_tower(media).pooler_output
+
+    def _run_tower(self, media: Any) -> Any:
         pixels, grid = self._preprocess(media)
-        output = self.model.model.visual(pixels, grid_thw=grid[None])
-        return output.pooler_output
+        return self.model.model.visual(pixels, grid_thw=grid[None])
 
     def _preprocess(self, media: Any) -> tuple[Tensor, Tensor]:
         """Pixels and grid of one item."""
@@ -100,19 +100,10 @@ class ReferenceQwen(WordMatchingReference):
         return out.pixel_values_videos, out.video_grid_thw[0]
 
     def _preprocess_video(self, media: Any) -> Any:
-        frames, metadata = media
-        known = {key: value for key, value in metadata.items() if key != "do_sample_frames"}
-        return self.processor.video_processor(
-            [frames],
-            video_metadata=[VideoMetadata(**known)],
-            do_sample_frames=metadata["do_sample_frames"],
-            fps=2.0 if metadata["do_sample_frames"] else None,  # the default of Qwen's processor
-            return_metadata=True,
-            return_tensors="pt",
-        )
+        given = self._video_arguments(media)
+        return self.processor.video_processor(**given, return_metadata=True, return_tensors="pt")
 
     def _unpruned_positions(self, ids: list[int], media: list[Any]) -> Tensor:
-        image, video = self.placeholder_ids()
         grids: dict[bool, list[Tensor]] = {True: [], False: []}
         for item in media:
             grids[is_image(item)].append(self._preprocess(item)[1])
@@ -124,12 +115,17 @@ class ReferenceQwen(WordMatchingReference):
         ]
         positions, _ = self.model.model.get_rope_index(
             torch.tensor([ids]),
-            torch.tensor([[{image: 1, video: 2}.get(token, 0) for token in ids]]),
+            torch.tensor([self._kinds(ids)]),
             image_grid_thw=torch.stack(grids[True]) if grids[True] else None,
             video_grid_thw=torch.stack(grids[False]) if grids[False] else None,
             second_per_grid_ts=torch.tensor(seconds) if seconds else None,  # Qwen2.5-VL's alone
         )
         return positions[:, 0]
+
+    def _kinds(self, ids: list[int]) -> list[int]:
+        """1 for rows of images, 2 for those of videos, 0 for text."""
+        image, video = self.placeholder_ids()
+        return [{image: 1, video: 2}.get(token, 0) for token in ids]
 
     def _position_ids(self, positions: Tensor) -> Tensor:
         return positions.expand(3, -1)[:, None]  # [3, batch, tokens]
@@ -149,8 +145,14 @@ class ReferenceQwen2_5(ReferenceQwen):
         return torch.as_tensor(order)
 
 
-class ReferenceQwen3(ReferenceQwen):
-    """With DeepStack: rows of some of the tower's blocks are added behind the first layers.
+class ReferenceQwen3_5(ReferenceQwen):
+    """With timestamps before the frames of a video."""
+
+    frame_end = "<|vision_end|>"
+
+
+class ReferenceQwen3(ReferenceQwen3_5):
+    """And with DeepStack: rows of some of the tower's blocks are added behind the first layers.
 
     They lie behind the columns of the token itself, level by level; words have zeros there.
     """
@@ -163,8 +165,7 @@ class ReferenceQwen3(ReferenceQwen):
         self.embed_words = lambda ids: F.pad(embed_words(ids), (0, self.levels * self.width))
 
     def embed(self, media: Any) -> Tensor:
-        pixels, grid = self._preprocess(media)
-        output = self.model.model.visual(pixels, grid_thw=grid[None])
+        output = self._run_tower(media)
         return torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
 
     def _rows(self, media: Any) -> Tensor:

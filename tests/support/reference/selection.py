@@ -24,6 +24,19 @@ def select(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[in
     return sorted(expand(anchor, tokens.importance, tokens.context, budget))
 
 
+def select_from_each_unit(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[int]:
+    """The same where each unit has its share of the budget beforehand, and is chosen from alone."""
+    members = [np.flatnonzero(tokens.units == unit) for unit in np.unique(tokens.units)]
+    shares = largest_remainder(budget, [len(unit) for unit in members])
+    kept: list[int] = []
+    for unit, share in zip(members, shares, strict=True):
+        if share:
+            alone = Tokens(*(part[unit] for part in tokens))
+            found = select(alone, None if relevance is None else relevance[unit], share)
+            kept += [int(unit[i]) for i in found]
+    return kept
+
+
 def anchor_of(tokens: Tokens, relevance: np.ndarray | None, budget: int) -> list[int]:
     """The anchors of all units."""
     anchor: list[int] = []

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from anchorprune_vllm.models import ARCHITECTURES
+from anchorprune_vllm.testing.tiny_models import describe_family
 from anchorprune_vllm.tools.architectures.record import Record, Trial, read_record
 from tests.support.asking import Answer
+from tests.support.families import FAMILIES, LINEAR_ATTENTION
+from tests.support.reference import REFERENCES
 from tests.sweep import __main__ as sweep
 from tests.sweep.page import PAGE, page_of
 from tests.sweep.trial import Asked, Item, are_positions_kept, is_counted
@@ -114,3 +118,9 @@ def test_positions() -> None:
 
 def test_the_page_is_written_from_the_record() -> None:
     assert PAGE.read_text(encoding="utf-8") == page_of(read_record())
+
+
+def test_the_record_knows_all_references_and_each_is_compared() -> None:
+    assert read_record().references == sorted(REFERENCES)
+    compared = {describe_family(name).architecture_name for name in (*FAMILIES, *LINEAR_ATTENTION)}
+    assert {*REFERENCES} == compared | ARCHITECTURES.keys()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ OWN, FAMILY, OTHER = "LlavaForConditionalGeneration", "Gemma3ForConditionalGener
 SEES = Architecture(("image",))
 
 
-def row_of(name: str, *trials: Trial, found: Architecture = SEES) -> Row:
-    (row,) = make_rows({name: found}, Record("1.0", {name: found}, trials))
+def row_of(
+    name: str, *trials: Trial, found: Architecture = SEES, references: Sequence[str] = ()
+) -> Row:
+    (row,) = make_rows({name: found}, Record("1.0", {name: found}, trials, references))
     return row
 
 
@@ -39,12 +42,13 @@ def trial(name: str, outcome: Any, **others: Any) -> Trial:
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (row_of(OWN), ("full", "own adapter", "reference + engine")),
+        (row_of(OWN), ("full", "own adapter", "engine")),
         (
-            row_of(OWN, trial(OWN, "equal", level="full")),
+            row_of(OWN, trial(OWN, "equal", level="full"), references=[OWN]),
             ("full", "own adapter", "reference + engine + sweep"),
         ),
         (row_of(FAMILY), ("full", "family", "not tried")),
+        (row_of(FAMILY, references=[OWN, FAMILY]), ("full", "family", "reference")),
         (
             row_of(FAMILY, trial(FAMILY, "equal", level="reduced")),
             ("reduced", "family", "sweep"),
@@ -89,13 +93,12 @@ def test_families_of_other_packages_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     architectures = {OWN: SEES, OTHER: Architecture(("image", "video"), untried="lost")}
     trials = [trial(OWN, "equal", level="full", checks={"warm": True})]
-    write_record(Record("1.0", architectures, trials), tmp_path / "record.json")
+    written = Record("1.0", architectures, trials, references=[OWN])
+    write_record(written, tmp_path / "record.json")
     read = read_record(tmp_path / "record.json")
     assert read.vllm == "1.0"
     assert read.trials == trials
-    assert make_rows(read.architectures, read) == make_rows(
-        architectures, Record("1.0", architectures, trials)
-    )
+    assert make_rows(read.architectures, read) == make_rows(architectures, written)
 
 
 def test_the_record_in_the_package_knows_all_that_is_stated() -> None:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InternVL in transformers' format, and in its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.support.reference.tiles import TiledReference
+
+
+class ReferenceInternVL(TiledReference):
+    """Importance is the attention of the class token."""
+
+    placeholders = ("<IMG_CONTEXT>", "<video>")
+    row_tokens = ("<IMG_CONTEXT>",)
+    frame_end = "</img>"
+
+    def _received(self, weights: Tensor) -> Tensor:
+        return weights[:, :, 0, 1:].mean(dim=1)
+
+
+class ReferenceInternVLChat(ReferenceInternVL):
+    """Its own format, whose weights transformers reads as those of Qianfan-OCR.
+
+    Tiles are cut as in the code that came with the weights.
+    """
+
+    placeholders = ("<image>",)
+
+    def _preprocess(self, media: Image.Image) -> Tensor:
+        (side, _), most = self.model.config.vision_config.image_size, 6
+        columns, rows = _shape(media, side, most)
+        whole = media.resize((columns * side, rows * side))
+        tiles = [
+            whole.crop((x * side, y * side, (x + 1) * side, (y + 1) * side))
+            for y in range(rows)
+            for x in range(columns)
+        ]
+        if len(tiles) > 1:
+            tiles.append(media.resize((side, side)))
+        pixels = torch.tensor(np.stack([np.asarray(tile) for tile in tiles])) / 255
+        mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+        return ((pixels - mean) / deviation).permute(0, 3, 1, 2)
+
+
+def _shape(image: Image.Image, side: int, most: int) -> tuple[int, int]:
+    """Columns and rows of tiles: those nearest to the image's shape.
+
+    Of those that are as near, the largest that the image has at least half of the pixels for.
+    """
+    shapes = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if c * r <= most]
+    best, least = (1, 1), float("inf")
+    for columns, rows in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+        unlike = abs(image.width / image.height - columns / rows)
+        has_pixels = 2 * image.width * image.height > columns * rows * side**2
+        if unlike < least or (unlike == least and has_pixels):
+            best, least = (columns, rows), unlike
+    return best
