@@ -86,7 +86,7 @@ def measure_received_attention(
 
 def _measure(model: Any, tower: SmallTower, side: int, repeats: int) -> AttentionCost:
     visual, signals = model.visual, model.tower_signals
-    signals.order = model.tower_order(4)  # a token is 2 x 2 patches
+    signals.order, signals.is_stated = model.tower_order(4), True  # a token is 2 x 2 patches
     tokens = MediaTokens(side * side, (side * side,), (side,))
     grid = [[1, 2 * side, 2 * side]]
     pixels = torch.randint(256, (4 * side * side, 3 * 2 * visual.patch_size**2), dtype=torch.uint8)
