@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -51,28 +52,33 @@ def run_in_process(
             if ours not in ready:
                 break
             try:
-                told = ours.recv()
+                message = ours.recv()
             except EOFError:
                 break
+            if not message:
+                return Work(told, "ended", "")
+            (told,) = message
             listen(told)
         process.join(max(0, deadline - time.monotonic()))
         if process.is_alive():
             return Work(told, "timed out", f"no result after {time_limit:.0f} s")
-        if process.exitcode:
-            return Work(told, "failed", f"its process ended with {process.exitcode}")
-        return Work(told, "ended", "")
+        return Work(told, "failed", f"its process ended with {process.exitcode}")
     finally:
-        if process.is_alive():
+        # What has ended may wait for processes that it started: all of them are ended.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.join()
+        process.kill()
+        process.join()
         ours.close()
 
 
 def _tell(work: Callable[..., Iterator[Any]], args: Any, pipe: Connection, log: Path) -> None:
+    """Send all that the work yields, each in a tuple, and an empty one at its end."""
     os.setsid()  # what it starts can be ended with it
     with log.open("w", encoding="utf-8") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
     with pipe:
         for told in work(*args):
-            pipe.send(told)
+            pipe.send((told,))
+        pipe.send(())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections import Counter
@@ -171,6 +172,11 @@ def differs(name: str, directory: Path, settings: Settings) -> Iterator[Soak]:
     yield Soak(name, vars(settings), 5, 4, differing=[first], is_finished=True)
 
 
+def leaves_a_process(name: str, directory: Path, settings: Settings) -> Iterator[Soak]:
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    yield from ended(name, directory, settings)
+
+
 def dies(name: str, directory: Path, settings: Settings) -> Iterator[Soak]:
     yield Soak(name, vars(settings), 3, 3)
     os.abort()
@@ -185,6 +191,7 @@ def hangs(name: str, directory: Path, settings: Settings) -> Iterator[Soak]:
     ("what", "status", "words"),
     [
         (ended, 0, "tiny 50 50 0 0"),
+        (leaves_a_process, 0, "tiny 50 50 0 0"),
         (differs, 1, "tiny: request 1 has another answer than when it was asked alone"),
         (dies, 1, "its process ended with -6"),
         (hangs, 1, "no result after 3 s"),
