@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 
 from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys, resembles_config_key
@@ -13,6 +14,7 @@ from anchorprune_vllm.query import SCOPES
 # A prompt's own words are bounded by the model's context; an override's are not.
 _LONGEST_QUERY = 20_000
 _SETTINGS = {each.name for each in fields(PruneConfig)}
+_OF_A_REQUEST = ("budget", "query")
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,14 @@ class ItemRequest:
 def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]) -> None:
     """Refuse a misspelt `anchorprune` in `mm_processor_kwargs`, and our settings beside it.
 
+    Also what resembles the two settings that a request may choose.
+
     vLLM passes over keys that nothing reads. `known` returns those of the HF processor, whatever
     they are called.
     """
     for key in keys:
-        is_ours = key in _SETTINGS or resembles_config_key(key)
+        is_near = bool(get_close_matches(key, _OF_A_REQUEST, cutoff=0.8))
+        is_ours = key in _SETTINGS or is_near or resembles_config_key(key)
         if key != CONFIG_KEY and is_ours and key not in known():
             raise ValueError(
                 f"anchorprune: unknown key {key!r} in mm_processor_kwargs; a request's own budget "
@@ -55,7 +60,7 @@ def read_override(override: object) -> tuple[Budget | None, str | None]:
             "anchorprune: mm_processor_kwargs['anchorprune'] must be a dictionary such as "
             f'{{"budget": 128}}, got {override!r}'
         )
-    check_keys(override, ["budget", "query"])
+    check_keys(override, [*_OF_A_REQUEST])
     query = override.get("query")
     if query is not None and not isinstance(query, str):
         raise ValueError(

@@ -181,11 +181,21 @@ class GeneralModel(Family, PrunedModel):
             self.tower_signals.learn([tokens], lambda: media.candidate_rows(tokens, run()))
             if self.tower_signals.order is None:
                 self._serve_reduced(name)
+            else:
+                words = "AnchorPrune: %s is pruned at the full level, %s"
+                logger.info_once(words, name, self._told())
         self._is_known = True
         wide = {"hidden": ((rows.shape[1],), rows.dtype)}
         layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
         self._pruner.use_cache(lambda: self._make_cache(layout))
+
+    def _told(self) -> str:
+        """Say what told how the tower's tokens become rows."""
+        if not self.tower_signals.is_stated:
+            return "by an order of its vision tower that was found at load"
+        family = type(self).__mro__[1]  # see `generalize`
+        return f"as the family {family.__module__}:{family.__name__} states"
 
     def _serve_reduced(self, name: str) -> None:
         """Warn of importance that does not come from the tower, or refuse it."""

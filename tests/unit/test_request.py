@@ -19,6 +19,7 @@ OTHERS = ("size", "crop_size", "min_pixels", "max_pixels", "fps", "num_frames", 
         *("anchorprun", "anchoprune", "ancorprune", "anchor prune", "anchorprune-vllm"),
         "anchorprune_budget",
         *("budget", "query", "video_budget", "tau", "method", "method_options"),
+        *("bugdet", "budgets", "querys", "qurey"),
     ],
 )  # fmt: skip
 def test_what_is_meant_for_us(key: str) -> None:

@@ -84,6 +84,8 @@ def _tested(name: str, trials: Sequence[Trial], has_reference: bool) -> str:
         tests.append("sweep")
     elif outcomes & {"unequal", "failed", "timed out"}:
         tests.append("sweep failed")
+    elif "unserved" in outcomes:
+        tests.append("tried: vLLM does not serve it")
     return " + ".join(tests) or "not tried"
 
 

@@ -181,7 +181,9 @@ def _units(
         pictures = [given or Image.new("RGB", size, _BACKGROUND)] * len(grids)
     name = {"image": "tile", "video": "frame"}[modality]
     if len(grids) == 1:
-        return [_Part("image", pictures[0], _grid(pictures[0].size, *grids[0]))]
+        is_known = model.model.tower_signals.is_stated
+        name = "image" if is_known else "image, if its tokens are a grid as they are drawn"
+        return [_Part(name, pictures[0], _grid(pictures[0].size, *grids[0]))]
     return [
         _in_strip(number, f"{name} {number + 1}", picture, _grid(picture.size, *grid))
         for number, (picture, grid) in enumerate(zip(pictures, grids, strict=True))

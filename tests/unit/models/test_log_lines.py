@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processor and model log at start-up, each in a process of its own."""
+"""What processor and model log: at start-up, and once the first item was seen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from anchorprune_vllm.logger import logger
+from anchorprune_vllm.tools.demo_model import make_demo_model
 from anchorprune_vllm.tools.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import picture
@@ -40,3 +41,25 @@ def test_both_say_the_same_and_where(
     assert is_none == (method == "hiprune")
     assert of_model.filename in ("paired_tower.py", "general.py")
     assert of_processor.filename == "processor.py"
+
+
+@pytest.mark.usefixtures("rank")
+@pytest.mark.parametrize(
+    ("arch", "words"),
+    [
+        ("qwen3-vl", "at the full level, as the family anchorprune_vllm.models.families.qwen:Qwen"),
+        ("cohere2-vision", "at the full level, by an order of its vision tower that was found"),
+        ("granite4-vision", "at the reduced level: it is not known which tokens"),
+    ],
+)
+def test_the_level_is_logged_once_an_item_was_seen(
+    tmp_path: Path, records: list[logging.LogRecord], arch: str, words: str
+) -> None:
+    make_demo_model(tmp_path / "model", arch=arch)
+    loaded = LocalModel(tmp_path / "model", max_model_len=2048)
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Why?"}]}]
+    prompt = loaded.processor.info.get_tokenizer().apply_chat_template(message, tokenize=False)
+    for seed in (1, 2):
+        loaded.embed(loaded.process(prompt, picture(seed), budget=4))
+    (line,) = [r.getMessage() for r in records if " level" in r.getMessage()]
+    assert words in line

@@ -60,7 +60,10 @@ def trial(name: str, outcome: Any, **others: Any) -> Trial:
             ("full", "found at load", "sweep failed"),
         ),
         (row_of(OTHER, trial(OTHER, "refused", why="x")), ("no", "", "not tried")),
-        (row_of(OTHER, trial(OTHER, "unserved")), ("general", "found at load", "not tried")),
+        (
+            row_of(OTHER, trial(OTHER, "unserved")),
+            ("general", "found at load", "tried: vLLM does not serve it"),
+        ),
         (row_of(OTHER, found=Architecture(("image",), refused="x")), ("no", "", "not tried")),
     ],
 )
