@@ -252,7 +252,7 @@ class Reference(ABC):
         return [token] * self.unpruned(media)
 
     def _places_that_stay(self, media: Any, kept: list[int]) -> list[int]:
-        """Which of its unpruned tokens are left of an item, ascending."""
+        """Which of its unpruned tokens are left of an item, in the order of its rows."""
         places = self._places_of(media)
         return [places[i] for i in kept]
 

@@ -38,7 +38,7 @@ class WordMatchingReference(Reference):
         raise NotImplementedError("no test compares it for models of the general adapter")
 
     def method_signals(self, media: Any) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the general adapter serves no method that needs them")
+        raise NotImplementedError("no test compares them for this model")
 
     def _tokens(self, media: Any) -> Tokens:
         features = normalised(self._rows(media).double().numpy())
@@ -115,8 +115,8 @@ class WordMatchingReference(Reference):
         return self._once(media, self._written)
 
     def _places_that_stay(self, media: Any, kept: list[int]) -> list[int]:
-        rows = super()._places_that_stay(media, kept)
-        return sorted([*rows, *self._text_that_stays(media, kept)])
+        rows, text = super()._places_that_stay(media, kept), self._text_that_stays(media, kept)
+        return sorted([*rows, *text]) if text else rows  # rows of some methods are in other orders
 
     def _rows_of(self, media: Any, kept: list[int]) -> Tensor:
         rows = dict(zip(self._places_of(media), self._once(media, self.embed), strict=True))
