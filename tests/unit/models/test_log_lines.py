@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,16 @@ from tests.support.pictures import picture
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
     """Those of our logger; in one process, vLLM would drop the second of two equal lines."""
-    every_time = partial(logging.Logger.info, stacklevel=3)
-    monkeypatch.setattr("vllm.logger._print_info_once", lambda *args: every_time(*args))
+    for name, log in (("info", logging.Logger.info), ("warning", logging.Logger.warning)):
+        every_time = partial(log, stacklevel=3)
+        monkeypatch.setattr(f"vllm.logger._print_{name}_once", partial(_call, every_time))
     seen: list[logging.LogRecord] = []
     monkeypatch.setattr(logger, "handle", seen.append)
     return seen
+
+
+def _call(log: Any, *args: Any) -> None:
+    log(*args)
 
 
 @pytest.mark.usefixtures("rank")
