@@ -99,7 +99,7 @@ def cut_between_frames(
 
 def _with_frames(grid: Any, frames: int) -> Tensor:
     grid = grid.clone()
-    grid[0] = frames
+    grid.view(-1)[0] = frames  # some processors give it as [1, 3]
     return grid
 
 

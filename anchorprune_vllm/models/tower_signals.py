@@ -177,7 +177,7 @@ class TowerSignals:
             }
         if any(len(query) != sum(segments) for query, _ in seen.values()):
             return None
-        query, key = next(iter(seen.values()))
+        query, _ = next(iter(seen.values()))
         groups = to_device(self.order.groups(media), query.device)
         signals: dict[str, Tensor] = {}
         if "importance" in self.needed:
