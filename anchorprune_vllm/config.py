@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from anchorprune_vllm import methods
+from anchorprune_vllm.api.query import SCOPES, Scope
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.query import SCOPES, Scope
+from anchorprune_vllm.methods import registry
 
 CONFIG_KEY = "anchorprune"
 """Name of the dictionary on the HF config, and of the per-request override."""
@@ -85,7 +85,7 @@ class PruneConfig:
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.video_budget is not None:
             object.__setattr__(self, "video_budget", Budget.parse(self.video_budget))
-        check_choice("method", self.method, methods.names())
+        check_choice("method", self.method, registry.names())
         check_choice("query", self.query, SCOPES)
         check_choice("stage2", self.stage2, STAGES_2)
         check_choice("order", self.order, ORDERS)
@@ -118,17 +118,17 @@ class PruneConfig:
                 f"anchorprune: method_options must be a dictionary such as "
                 f'{{"alpha": 0.5}}, got {self.method_options!r}'
             )
-        if self.method != methods.ANCHORPRUNE:
+        if self.method != registry.ANCHORPRUNE:
             for name in _ANCHORPRUNE_ALONE:
                 if getattr(self, name) != getattr(PruneConfig, name):
                     raise ValueError(
                         f"anchorprune: {name} is a setting of the method anchorprune and has no "
                         f"effect on {self.method}; leave it out"
                     )
-        methods.check_options(self.method, self.method_options)
+        registry.check_options(self.method, self.method_options)
         object.__setattr__(self, "method_options", dict(self.method_options))
         for name in _WITH_A_QUESTION_ALONE:
-            if getattr(self, name) != getattr(PruneConfig, name) and not methods.asks(self.method):
+            if getattr(self, name) != getattr(PruneConfig, name) and not registry.asks(self.method):
                 raise ValueError(
                     f"anchorprune: {name} is about the question, which {self.method} does not look "
                     "at; leave it out"

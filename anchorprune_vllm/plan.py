@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.prompt_layout import PromptLayout
 
 MediaKey = tuple[int, int]
 
@@ -68,7 +68,7 @@ class FieldSlice(NamedTuple):
     """An item's part of one of the arguments that the model's own processor makes."""
 
     axis: int
-    """The axis along which items lie behind each other, or what `field_slices.py` has for none."""
+    """The axis along which items lie behind each other, or what `item_fields.py` has for none."""
     size: int
     """The item's length on that axis."""
 

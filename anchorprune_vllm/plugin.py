@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from anchorprune_vllm.compat import apply_patches, check_vllm
-from anchorprune_vllm.compat.hooks import HookGone, warn_of_untested_version
-from anchorprune_vllm.compat.model_registry import pruned_class
-from anchorprune_vllm.compile_hash import leave_out_of_hash
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, resembles_config_key
-from anchorprune_vllm.logger import logger
-from anchorprune_vllm.methods import check_method
+from anchorprune_vllm.log import logger
+from anchorprune_vllm.methods.registry import check_method
 from anchorprune_vllm.metrics.requests import start_metrics
 from anchorprune_vllm.models import ARCHITECTURES, model_class, register_models
+from anchorprune_vllm.vllm_patches import apply_patches, check_vllm
+from anchorprune_vllm.vllm_patches.compile_hash import leave_out_of_hash
+from anchorprune_vllm.vllm_patches.hooks import HookGone, warn_of_untested_version
+from anchorprune_vllm.vllm_patches.model_registry import pruned_class
 
 
 def register_plugin() -> None:
@@ -36,8 +36,8 @@ def _register_llava_video() -> None:
     from vllm.tokenizers.registry import TokenizerRegistry
     from vllm.transformers_utils.chat_templates import registry as chat_templates
 
-    from anchorprune_vllm.models import llava_video_config
-    from anchorprune_vllm.models.llava_video_config import (
+    from anchorprune_vllm.models.llava import llava_video_config
+    from anchorprune_vllm.models.llava.llava_video_config import (
         CHAT_TEMPLATE,
         MODEL_TYPE,
         LlavaVideoConfig,
@@ -136,7 +136,7 @@ def _count_unpruned_work(engine_args: Any) -> None:
     """Have the scheduler count the vision tower's work, unless the user brings another manager."""
     from vllm.config import EncoderCacheManagerConfig
 
-    from anchorprune_vllm.encoder_budget import CLASS_PATH
+    from anchorprune_vllm.engine_core.encoder_budget import CLASS_PATH
 
     given = engine_args.ec_manager_config.encoder_cache_manager_cls
     if given is None:

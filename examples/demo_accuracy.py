@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.tools.chosen_methods import Method, parse_methods
-from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
-from anchorprune_vllm.tools.eval import Evaluation, run_eval
-from anchorprune_vllm.tools.eval_data import load_data
-from anchorprune_vllm.tools.eval_plan import BLIND, FULL, PERFECT, Configuration
-from anchorprune_vllm.tools.eval_results import Results
-from anchorprune_vllm.tools.eval_scores import Score
-from anchorprune_vllm.tools.explain.run import DEMO, Wanted, run_explain
+from anchorprune_vllm.commands.chosen_methods import Method, parse_methods
+from anchorprune_vllm.commands.eval.data import load_data
+from anchorprune_vllm.commands.eval.plan import BLIND, FULL, PERFECT, Configuration
+from anchorprune_vllm.commands.eval.results import Results
+from anchorprune_vllm.commands.eval.run import Evaluation, run_eval
+from anchorprune_vllm.commands.eval.scores import Score
+from anchorprune_vllm.commands.explain.run import DEMO, Wanted, run_explain
+from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 SETS = ("clutter", "scenes", "easy-vqa")
@@ -115,8 +115,8 @@ def measure(arch: str, out: Path, limit: int) -> Results:
 
 def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     """Return the numbers of hits and of questions, by model and settings, and then by kind."""
-    from anchorprune_vllm.tools.asked_thing import anchor_hits
-    from anchorprune_vllm.tools.local_model import one_rank
+    from anchorprune_vllm.commands.eval.asked_thing import anchor_hits
+    from anchorprune_vllm.testing.local_model import one_rank
 
     kept = out / f"anchors-{scenes}.json"
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}

@@ -17,10 +17,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.tools.arguments import budgets, json_object
-from anchorprune_vllm.tools.clutter import cluttered_scene
-from anchorprune_vllm.tools.demo_model import find_text_encoder, make_trained_model
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE
+from anchorprune_vllm.commands.eval.clutter import cluttered_scene
+from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE
+from anchorprune_vllm.commands.options import budgets, json_object
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder, make_trained_model
 
 
 def main() -> None:

@@ -112,8 +112,8 @@ def picture_and_questions(args: argparse.Namespace) -> tuple[str, str, str]:
         kind = mimetypes.guess_type(args.image.name)[0] or "image/png"
         encoded = base64.b64encode(args.image.read_bytes()).decode()
         return f"data:{kind};base64,{encoded}", args.question, args.again
-    from anchorprune_vllm.tools.demo_media import as_data_url
-    from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
+    from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE, scene
+    from anchorprune_vllm.testing.media import as_data_url
 
     drawn = scene(FIRST_TEST_SCENE)
     one, two = [each.text for each in drawn.questions if each.kind != "yes/no"][:2]

@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.tools.arguments import budgets, json_object, positive
-from anchorprune_vllm.tools.demo_media import draw_clip
-from anchorprune_vllm.tools.demo_model import find_text_encoder, make_demo_model
+from anchorprune_vllm.commands.options import budgets, json_object, positive
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder, make_demo_model
+from anchorprune_vllm.testing.media import draw_clip
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, make_demo_model
 from tests.support.lost_workers import pytest_configure
 from tests.support.runners import EITHER, RUNNERS, runner_of
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.host import reads_are_free
+from anchorprune_vllm.selection.device import reads_are_free
 
 
 class LateCounts:

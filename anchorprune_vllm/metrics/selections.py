@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.feature_cache import FeatureCache
-from anchorprune_vllm.methods import ANCHORPRUNE
+from anchorprune_vllm.methods.registry import ANCHORPRUNE
 from anchorprune_vllm.metrics.families import (
     ANCHOR_TOKENS,
     CACHE_BYTES,
@@ -23,7 +22,8 @@ from anchorprune_vllm.metrics.families import (
 )
 from anchorprune_vllm.metrics.files import Series, directory_of
 from anchorprune_vllm.metrics.late_counts import LateCounts
-from anchorprune_vllm.stopwatch import Stopwatch
+from anchorprune_vllm.metrics.stopwatch import Stopwatch
+from anchorprune_vllm.worker.feature_cache import FeatureCache
 
 
 def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics | None:

@@ -8,16 +8,16 @@ caches what it learns of a model until a file in this folder changes.
 from importlib import import_module
 from typing import Any
 
-from anchorprune_vllm.compat.hooks import HookGone, check_hooks
 from anchorprune_vllm.config import CONFIG_KEY
+from anchorprune_vllm.vllm_patches.hooks import HookGone, check_hooks
 
 ARCHITECTURES = {
-    "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava:PrunedLlava",
-    "LlavaNextForConditionalGeneration": "anchorprune_vllm.models.llava_next:PrunedLlavaNext",
+    "LlavaForConditionalGeneration": "anchorprune_vllm.models.llava.llava:PrunedLlava",
+    "LlavaNextForConditionalGeneration": "anchorprune_vllm.models.llava.llava_next:PrunedLlavaNext",
     "LlavaOnevisionForConditionalGeneration": (
-        "anchorprune_vllm.models.llava_onevision:PrunedOnevision"
+        "anchorprune_vllm.models.llava.llava_onevision:PrunedOnevision"
     ),
-    "LlavaQwenForCausalLM": "anchorprune_vllm.models.llava_video:PrunedLlavaVideo",
+    "LlavaQwenForCausalLM": "anchorprune_vllm.models.llava.llava_video:PrunedLlavaVideo",
     "Qwen2_5_VLForConditionalGeneration": "anchorprune_vllm.models.qwen2_5_vl:PrunedQwen",
 }
 """vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""

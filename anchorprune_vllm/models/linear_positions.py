@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from anchorprune_vllm.models.pruned import PrunedModel
+from anchorprune_vllm.models.pruned_model import PrunedModel
 from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.positions import CHANNELS, MediaPositions
+from anchorprune_vllm.worker.positions import CHANNELS, MediaPositions
 
 _EQUAL_CHANNELS = [1] * CHANNELS
 """A section that no model with M-RoPE has."""

@@ -6,6 +6,6 @@ from __future__ import annotations
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 
 from anchorprune_vllm.models.families.qwen import Qwen2_5
-from anchorprune_vllm.models.general import generalize
+from anchorprune_vllm.models.general.adapter import generalize
 
 PrunedQwen = generalize(Qwen2_5_VLForConditionalGeneration, Qwen2_5, has_mrope=True)

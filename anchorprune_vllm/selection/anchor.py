@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import distances, unit_rows, working_dtype
-from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.selection.exact_cosine import distances, unit_rows, working_dtype
 
 
 class Unit(NamedTuple):

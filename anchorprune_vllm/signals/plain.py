@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
 
 
 class PlainSignals:

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, SiglipModel
 
 from anchorprune_vllm.config import Similarity
-from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.selection import Candidates
-from anchorprune_vllm.signals.text_pair import PairFamily, TextPair
+from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
 
 
 class SiglipQueryTokenizer:

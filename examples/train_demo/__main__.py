@@ -17,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from anchorprune_vllm.tools.arguments import positive
+from anchorprune_vllm.commands.options import positive
 from examples.train_demo.llava import Llava
 from examples.train_demo.qwen import Qwen
 from examples.train_demo.training import Rounds, Training

@@ -14,10 +14,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM
 
-from anchorprune_vllm.tools import demo_llava
-from anchorprune_vllm.tools.demo_tokenizers import make_clip_tokenizer, make_llama_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, Weights
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.commands.eval.vqa_data import Picture
+from anchorprune_vllm.testing.demo_models import llava as demo_llava
+from anchorprune_vllm.testing.demo_models.random_weights import Config, Weights
+from anchorprune_vllm.testing.demo_models.tokenizers import (
+    make_clip_tokenizer,
+    make_llama_tokenizer,
+)
 from examples.train_demo.looking import Looking
 from examples.train_demo.pictures import IMAGE_SIZE
 from examples.train_demo.places import PlaceLoss, left_of_patches

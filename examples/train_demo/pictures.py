@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.tools.clutter import cluttered_scene
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
-from anchorprune_vllm.tools.vqa_data import Picture, easy_vqa
+from anchorprune_vllm.commands.eval.clutter import cluttered_scene
+from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE, scene
+from anchorprune_vllm.commands.eval.vqa_data import Picture, easy_vqa
 
 IMAGE_SIZE = 224
 SHARES = {"clutter": 0.7, "scenes": 0.2, "easy-vqa": 0.1}

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorprune_vllm.tools.asked_thing import tokens_on
-from anchorprune_vllm.tools.clutter import COLOURS, LETTERS, SHAPES, SIGN
-from anchorprune_vllm.tools.vqa_data import Box, Picture
+from anchorprune_vllm.commands.eval.asked_thing import tokens_on
+from anchorprune_vllm.commands.eval.clutter import COLOURS, LETTERS, SHAPES, SIGN
+from anchorprune_vllm.commands.eval.vqa_data import Box, Picture
 from examples.train_demo.sequences import SIDE, VISUAL_TOKENS
 
 _GROUND = "ground"

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 
-from anchorprune_vllm.tools import demo_qwen
-from anchorprune_vllm.tools.demo_tokenizers import make_qwen_tokenizer
-from anchorprune_vllm.tools.demo_weights import Config, Sizes, Weights
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.commands.eval.vqa_data import Picture
+from anchorprune_vllm.testing.demo_models import qwen
+from anchorprune_vllm.testing.demo_models.random_weights import Config, Sizes, Weights
+from anchorprune_vllm.testing.demo_models.tokenizers import make_qwen_tokenizer
 from examples.train_demo.looking import Looking
 from examples.train_demo.pictures import IMAGE_SIZE
 from examples.train_demo.places import PlaceLoss
@@ -54,12 +54,12 @@ _STOP_WORDS = (
 @cache
 def tokenizer() -> Tokenizer:
     """Return the language model's tokenizer."""
-    return make_qwen_tokenizer(demo_qwen.SPECIALS, f"{WORDS} {ANSWERS}")
+    return make_qwen_tokenizer(qwen.SPECIALS, f"{WORDS} {ANSWERS}")
 
 
 def config() -> Config:
     """Return the configuration of the model."""
-    return demo_qwen.qwen_config(tokenizer(), _SIZES)
+    return qwen.qwen_config(tokenizer(), _SIZES)
 
 
 def _position_of_text(number: int) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class Qwen(Student):
             "qwen.model.language_model.": "model.",
             "qwen.lm_head.": "lm_head.",
         }
-        demo_qwen.write_qwen_files(
+        qwen.write_qwen_files(
             out,
             config() | {"dtype": "bfloat16"},
             renamed(weights, hub),

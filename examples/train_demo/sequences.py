@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from anchorprune_vllm.tools.asked_thing import tokens_on
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.commands.eval.asked_thing import tokens_on
+from anchorprune_vllm.commands.eval.vqa_data import Picture
 
 QUESTIONS_AT_ONCE = 20
 VISUAL_TOKENS = 256

@@ -10,8 +10,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from anchorprune_vllm.tools.demo_weights import Weights
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.commands.eval.vqa_data import Picture
+from anchorprune_vllm.testing.demo_models.random_weights import Weights
 from examples.train_demo.places import PlaceLoss
 from examples.train_demo.sequences import Chat, Sequences
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorprune_vllm.tools.clutter import COLOURS, LETTERS, SHAPES, SIGN
-from anchorprune_vllm.tools.vqa_data import Picture, Shown
+from anchorprune_vllm.commands.eval.clutter import COLOURS, LETTERS, SHAPES, SIGN
+from anchorprune_vllm.commands.eval.vqa_data import Picture, Shown
 
 _SHARPNESS = 30.0
 """Of the soft maximum over the patches of a picture, in cosines."""

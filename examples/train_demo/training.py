@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from torch import Tensor, nn
 
-from anchorprune_vllm.tools.vqa_data import Picture
+from anchorprune_vllm.commands.eval.vqa_data import Picture
 from examples.train_demo.muon import optimizers_of
 from examples.train_demo.pictures import batch_of, pixels_of, validation
 from examples.train_demo.sequences import pack

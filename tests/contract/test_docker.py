@@ -26,9 +26,9 @@ from vllm import envs
 from vllm.entrypoints.serve.instrumentator import health
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from anchorprune_vllm.compat.hooks import TESTED
-from anchorprune_vllm.tools import cli
-from anchorprune_vllm.tools.demo_model import TRAINED
+from anchorprune_vllm.commands import main
+from anchorprune_vllm.testing.demo_models.make import TRAINED
+from anchorprune_vllm.vllm_patches.hooks import TESTED
 from tests.support.cli_args import make_arg_parser
 from tests.support.dockerfile import Dockerfile, is_sent
 
@@ -169,7 +169,7 @@ def test_the_image_serves_as_another_user_than_root(image: Dockerfile) -> None:
 
 def test_the_cpu_image_serves_the_model_that_it_makes() -> None:
     (made,) = (words for words in CPU.commands() if words[0].endswith("/anchorprune"))
-    folder = f"{CPU.of('WORKDIR')[0]}/{cli._parser().parse_args(made[1:]).directory}"
+    folder = f"{CPU.of('WORKDIR')[0]}/{main._parser().parse_args(made[1:]).directory}"
     args = serve(*CPU.words("CMD"))
     assert args.model_tag == folder
     assert args.hf_overrides["anchorprune"] == {

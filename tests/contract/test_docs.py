@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm import PruneConfig, methods
+from anchorprune_vllm import PruneConfig
+from anchorprune_vllm.commands.main import _parser
+from anchorprune_vllm.methods import registry
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.tools.cli import _parser
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anchorprune_vllm"
@@ -85,7 +86,7 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 def test_the_changelog_has_every_method() -> None:
     written = CHANGELOG.lower()
-    assert [name for name in methods.names() if name not in written] == []
+    assert [name for name in registry.names() if name not in written] == []
 
 
 TROUBLES = re.findall(r"^\| `([^`]+)` \|", README.split("## Troubleshooting")[1], re.MULTILINE)
@@ -139,7 +140,7 @@ def test_tables_of_settings_and_methods_are_complete() -> None:
     told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     by_flag = {"budget", "video_budget", "method", "query", "text_encoder"}
     settings = set(PruneConfig.__dataclass_fields__) - by_flag
-    assert {*settings, *methods.names()} - told == set()
+    assert {*settings, *registry.names()} - told == set()
     assert {f"--anchorprune-{name.replace('_', '-')}" for name in by_flag} <= {
         name.split()[0] for name in told
     }

@@ -25,7 +25,7 @@ def loaded_by(module: str, candidates: list[str]) -> list[str]:
         ("anchorprune_vllm.selection", ["vllm", "transformers"]),
         ("anchorprune_vllm.signals.attention", ["vllm", "transformers", "triton"]),
         ("anchorprune_vllm.signals.clip", ["vllm"]),
-        ("anchorprune_vllm.pruner", ["vllm", "transformers"]),
+        ("anchorprune_vllm.worker.pruner", ["vllm", "transformers"]),
     ],
 )
 def test_import_does_not_load(module, forbidden):

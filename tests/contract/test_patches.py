@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm import compat
-from anchorprune_vllm.compat.hooks import HOOKS, Hook
+from anchorprune_vllm import vllm_patches
+from anchorprune_vllm.vllm_patches.hooks import HOOKS, Hook
 from tests.support.patched_vllm import PATCHES, ROOT, PatchedVllm, changed_files, git_apply
 
 pytestmark = pytest.mark.skipif(
@@ -60,14 +60,14 @@ def tables() -> list[list[list[str]]]:
 
 
 def test_run_time_patches_and_diffs_are_pairs() -> None:
-    assert [patch.diff for patch in compat.PATCHES] == [diff.name for diff in DIFFS]
+    assert [patch.diff for patch in vllm_patches.PATCHES] == [diff.name for diff in DIFFS]
 
 
 def test_the_table_has_all_pairs() -> None:
     rows = [(diff, name, until) for diff, name, *_, until in tables()[0]]
     assert rows == [
         (f"`{patch.diff}`", f"`{patch.owner.partition(':')[2]}.{patch.name}`", patch.until)
-        for patch in compat.PATCHES
+        for patch in vllm_patches.PATCHES
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_diff_is_a_commit_without_a_person(diff: Path) -> None:
 @pytest.mark.parametrize("diffs", [DIFFS, DIFFS[::-1]], ids=["in order", "backwards"])
 def test_diffs_go_together(diffs: list[Path], tmp_path: Path) -> None:
     patched = PatchedVllm(tmp_path / "all", diffs)
-    for patch in compat.PATCHES:
+    for patch in vllm_patches.PATCHES:
         module, _, names = patch.added.partition(":")
         source = (patched.folder / f"{module.replace('.', '/')}.py").read_text()
         assert f"def {names.split('.')[-1]}(" in source

@@ -10,8 +10,8 @@ import pytest
 from vllm import ModelRegistry
 
 import anchorprune_vllm
-from anchorprune_vllm.compat import PATCHES, Patch
 from anchorprune_vllm.models import ARCHITECTURES, model_class
+from anchorprune_vllm.vllm_patches import PATCHES, Patch
 
 
 def test_entry_point() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import find_text_encoder
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.engine import GREEDY, make_engine, media_of, watch
 from tests.support.plain_vllm import mixed_requests
 from tests.support.runners import RUNNERS, engine_on, is_left_out, runner_of

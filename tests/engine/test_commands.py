@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anchorprune_vllm.tools.bench import serve
-from anchorprune_vllm.tools.bench.contenders import Contender
-from anchorprune_vllm.tools.cli import main
-from anchorprune_vllm.tools.demo_model import TRAINED
+from anchorprune_vllm.commands.bench import serve
+from anchorprune_vllm.commands.bench.contenders import Contender
+from anchorprune_vllm.commands.main import main
+from anchorprune_vllm.testing.demo_models.make import TRAINED
 
 TIMEOUT = 240
 
@@ -27,7 +27,7 @@ def demo(directory: Path, *args: str) -> subprocess.Popen[str]:
         [
             sys.executable,
             "-m",
-            "anchorprune_vllm.tools.cli",
+            "anchorprune_vllm.commands.main",
             "demo",
             "--directory",
             directory,
@@ -129,7 +129,7 @@ def test_bench_serve(
 def test_bench_profile(tmp_path: Path) -> None:
     """Three engines of a very small shape."""
     command = [
-        *(sys.executable, "-m", "anchorprune_vllm.tools.cli", "bench", "profile"),
+        *(sys.executable, "-m", "anchorprune_vllm.commands.main", "bench", "profile"),
         *("--shape", "llava-1.5", "--scale", "0.004", "--requests", "2"),
         *("--out", str(tmp_path / "out"), "--models", str(tmp_path / "models")),
     ]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 
-from anchorprune_vllm.tools.cli import main
-from anchorprune_vllm.tools.eval_scores import is_right
+from anchorprune_vllm.commands.eval.scores import is_right
+from anchorprune_vllm.commands.main import main
 from tests.support.engine import make_engine
 from tests.support.pictures import QUESTIONS, picture
 

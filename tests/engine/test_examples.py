@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.tools.clutter import cluttered_scene
-from anchorprune_vllm.tools.scenes import FIRST_TEST_SCENE, scene
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.commands.eval.clutter import cluttered_scene
+from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE, scene
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.examples import Script, run_example
 
 TIMEOUT = 300

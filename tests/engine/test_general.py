@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from tests.support.asking import ASKED, Answer, ask
 from tests.support.engine import forget_everything, make_engine
 

@@ -18,7 +18,7 @@ from anchorprune_vllm.metrics.families import (
     TOKENS_AFTER,
     TOKENS_BEFORE,
 )
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.asking import ask
 from tests.support.chats import chat, client_of, user
 from tests.support.engine import forget_everything, watch

@@ -11,7 +11,7 @@ import pytest
 import torch
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import make_demo_model
+from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from tests.support.dialects import prompt_of
 from tests.support.engine import GREEDY, answer, make_engine, request, seen, watch
 from tests.support.pictures import QUESTIONS, clip

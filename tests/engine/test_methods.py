@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.methods import method_of
+from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from tests.support.dialects import prompt_of
 from tests.support.engine import GREEDY, answer, make_engine, request, seen, watch

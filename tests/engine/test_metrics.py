@@ -23,8 +23,8 @@ from anchorprune_vllm.metrics.families import (
     TOKENS_AFTER,
     TOKENS_BEFORE,
 )
-from anchorprune_vllm.tools.demo_model import find_text_encoder
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.chats import chat, client_of, user
 from tests.support.dashboard import expressions, metrics_in
 from tests.support.pictures import QUESTIONS, picture

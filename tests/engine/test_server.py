@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from anchorprune_vllm.tools.demo_media import draw_clip
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.media import draw_clip
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.chats import chat, user
 from tests.support.engine import GREEDY
 from tests.support.models import with_videos

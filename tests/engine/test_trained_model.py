@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM
 
-from anchorprune_vllm.tools.demo_model import TRAINED, make_trained_model
-from anchorprune_vllm.tools.eval_data import DataSet, blind_guesses, load_data
-from anchorprune_vllm.tools.eval_engine import ask
-from anchorprune_vllm.tools.eval_plan import PERFECT, Configuration
-from anchorprune_vllm.tools.eval_scores import is_right
+from anchorprune_vllm.commands.eval.data import DataSet, blind_guesses, load_data
+from anchorprune_vllm.commands.eval.engine import ask
+from anchorprune_vllm.commands.eval.plan import PERFECT, Configuration
+from anchorprune_vllm.commands.eval.scores import is_right
+from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 from tests.support.engine import make_engine
 
 RIGHT_UNPRUNED = {"clutter": 0.95, "scenes": 0.95, "easy-vqa": 0.88}

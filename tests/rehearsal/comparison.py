@@ -13,7 +13,7 @@ RUNNERS = {
     "V2": "vllm.v1.worker.gpu.model_runner.GPUModelRunner",
 }
 WAITS_OF_OURS = {
-    "anchorprune_vllm/positions.py:place_media": (
+    "anchorprune_vllm/worker/positions.py:place_media": (
         "native positions: the first runner keeps positions on the host, and those of kept tokens "
         "come from the device"
     ),

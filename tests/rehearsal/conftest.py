@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
-from anchorprune_vllm.tools.demo_model import make_demo_model
-from anchorprune_vllm.tools.server import tail
+from anchorprune_vllm.testing.demo_models.make import make_demo_model
+from anchorprune_vllm.testing.server import tail
 from tests.rehearsal.job import Job
 from tests.rehearsal.report import Reports, read_reports
 from tests.simcuda.environment import with_simulated_cuda

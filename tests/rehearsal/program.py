@@ -18,7 +18,7 @@ from vllm import LLM
 from vllm.platforms import current_platform
 
 from anchorprune_vllm.metrics.families import ANCHOR_TOKENS, CACHE_HITS, CACHE_MISSES, SELECTIONS
-from anchorprune_vllm.tools.demo_model import find_text_encoder
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 from tests.rehearsal.host_waits import summed_up
 from tests.rehearsal.job import Engine, Job
 from tests.rehearsal.report import EngineReport, Metrics, write_reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from anchorprune_vllm.tools.check import kernels, machine
+from anchorprune_vllm.commands.check import kernels, machine
 
 SIZES = ((1, 8), (40, 16), (130, 32))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.methods import ANCHORPRUNE, names
+from anchorprune_vllm.methods.registry import ANCHORPRUNE, names
 from tests.rehearsal.comparison import Rehearsal
 from tests.rehearsal.conftest import Rehearse
 from tests.rehearsal.job import Engine, Job

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES
 from tests.rehearsal.comparison import Rehearsal
 from tests.rehearsal.conftest import ROW, Rehearse
 from tests.rehearsal.job import Engine, Job

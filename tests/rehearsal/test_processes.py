@@ -13,9 +13,9 @@ import pytest
 from openai import OpenAI
 
 from anchorprune_vllm.metrics.families import ANCHOR_TOKENS, CACHE_MISSES, SELECTIONS
-from anchorprune_vllm.tools.demo_media import as_data_url
-from anchorprune_vllm.tools.demo_model import find_text_encoder
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
+from anchorprune_vllm.testing.media import as_data_url
+from anchorprune_vllm.testing.server import VllmServer
 from tests.rehearsal.comparison import LOGPROB_TOLERANCE, Rehearsal
 from tests.rehearsal.conftest import Rehearse, Stage, environment_of
 from tests.rehearsal.job import Engine, Job

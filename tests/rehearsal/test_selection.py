@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm import PruneConfig
-from anchorprune_vllm.methods import method_of, names
+from anchorprune_vllm.commands.check.kernels import random_item, regret
+from anchorprune_vllm.methods.registry import method_of, names
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
-from anchorprune_vllm.tools.check.kernels import random_item, regret
 from tests.simcuda.waits import recorded_waits
 
 GRIDS = {"an image": ((6, 8),), "frames": ((4, 4), (4, 4), (4, 4))}

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import vllm
 
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES
-from anchorprune_vllm.tools.results_file import write_json
+from anchorprune_vllm.commands.results_file import write_json
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES
 from tests.soak.serving import Settings, Soak, soak_model
 from tests.support.own_process import run_in_process
 from tests.support.runners import RUNNERS

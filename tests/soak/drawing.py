@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image as PILImage
 
-from anchorprune_vllm.tools.demo_media import write_clip
+from anchorprune_vllm.testing.media import write_clip
 from tests.support.asking import as_url
 from tests.support.pictures import QUESTIONS, picture
 

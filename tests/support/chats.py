@@ -7,8 +7,8 @@ from typing import Any
 
 from openai import OpenAI
 
-from anchorprune_vllm.tools.demo_media import as_data_url
-from anchorprune_vllm.tools.server import VllmServer
+from anchorprune_vllm.testing.media import as_data_url
+from anchorprune_vllm.testing.server import VllmServer
 from tests.support.engine import GREEDY
 from tests.support.pictures import picture
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from vllm.model_executor.models import registry
 
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, make_demo_model
 from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
-from anchorprune_vllm.tools.demo_model import ARCHITECTURES, make_demo_model
 from tests.support.dialects import prompt_of
 from tests.support.runners import RUNNERS, engine_on
 

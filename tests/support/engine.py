@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from vllm import LLM, SamplingParams
 
-from anchorprune_vllm.tools.demo_model import find_text_encoder
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.reference import Reference
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.compat import PATCHES
+from anchorprune_vllm.vllm_patches import PATCHES
 from tests.support.engine import answer, make_engine, request
 from tests.support.patch_report import is_replaced
 from tests.support.pictures import QUESTIONS, clip, picture

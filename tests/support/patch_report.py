@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
-from anchorprune_vllm.compat import PATCHES, Patch
+from anchorprune_vllm.vllm_patches import PATCHES, Patch
 from tests.support.cli_args import make_arg_parser
 
 

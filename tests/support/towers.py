@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention import MMEncoderAttention
 
-from anchorprune_vllm.layout import PromptLayout
-from anchorprune_vllm.models.tower_order import TowerOrder
-from anchorprune_vllm.models.transformers_attention import TransformersAttention
+from anchorprune_vllm.models.general.tower_order import TowerOrder
+from anchorprune_vllm.models.general.transformers_attention import TransformersAttention
+from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 class Attention:

@@ -19,8 +19,7 @@ from pathlib import Path
 import transformers
 import vllm
 
-from anchorprune_vllm.testing.tiny_models import FAMILIES, NOT_MADE, describe_family
-from anchorprune_vllm.tools.architectures.record import (
+from anchorprune_vllm.commands.models.record import (
     RECORD,
     Architecture,
     Record,
@@ -28,8 +27,9 @@ from anchorprune_vllm.tools.architectures.record import (
     read_record,
     write_record,
 )
-from anchorprune_vllm.tools.architectures.registry import installed_architectures
-from anchorprune_vllm.tools.results_file import write_json
+from anchorprune_vllm.commands.models.registry import installed_architectures
+from anchorprune_vllm.commands.results_file import write_json
+from anchorprune_vllm.testing.tiny_models import FAMILIES, NOT_MADE, describe_family
 from tests.support.checkpoints import CHECKPOINTS
 from tests.support.own_process import run_in_process
 from tests.support.reference import REFERENCES

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from anchorprune_vllm.tools.architectures.listing import Row, make_rows
-from anchorprune_vllm.tools.architectures.record import Record
+from anchorprune_vllm.commands.models.listing import Row, make_rows
+from anchorprune_vllm.commands.models.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vllm import LLM
 
-from anchorprune_vllm.tools.architectures.record import Level, Outcome, Trial
+from anchorprune_vllm.commands.models.record import Level, Outcome, Trial
 from tests.support.asking import ANSWER, ASKED, Answer, ask, override
 from tests.support.checkpoints import Checkpoint, write_checkpoint
 from tests.support.dialects import in_dialect

@@ -12,8 +12,8 @@ from vllm.config import ECTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import anchorprune_vllm
-from anchorprune_vllm.compat.hooks import Hook, HookGone
 from anchorprune_vllm.plugin import check_model
+from anchorprune_vllm.vllm_patches.hooks import Hook, HookGone
 
 PRODUCER = {"ec_connector": "ECExampleConnector", "ec_role": "ec_producer"}
 CONSUMER = {**PRODUCER, "ec_role": "ec_consumer"}

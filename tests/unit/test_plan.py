@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.field_slices import EACH, joined, to_elems
-from anchorprune_vllm.layout import PromptLayout
+from anchorprune_vllm.item_fields import EACH, joined, to_elems
 from anchorprune_vllm.plan import FieldSlice, ItemPlan, MediaTokens, media_key, pop_plans
+from anchorprune_vllm.prompt_layout import PromptLayout
 
 PLANS = [
     ItemPlan(

@@ -15,9 +15,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
-from anchorprune_vllm.models.general import GeneralModel
-from anchorprune_vllm.models.paired_tower import PairedPrunedModel
-from anchorprune_vllm.tools.demo_model import find_text_encoder
+from anchorprune_vllm.models.general.adapter import GeneralModel
+from anchorprune_vllm.models.llava.contrastive import PairedPrunedModel
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,9 @@ def test_native_positions_need_the_tokens_of_images(
     positions: str | None,
     way_out: str,
 ) -> None:
-    monkeypatch.setattr("anchorprune_vllm.models.general.media_token_ids", lambda hf_config: {})
+    monkeypatch.setattr(
+        "anchorprune_vllm.models.general.adapter.media_token_ids", lambda hf_config: {}
+    )
     words = f"does not name the tokens .* native positions cannot be kept; leave out {way_out}"
     with pytest.raises(ValueError, match=words):
         start(demo_models(arch), settings={"positions": positions})

@@ -12,12 +12,12 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseProcessingInfo
 
 from anchorprune_vllm.config import Matching
-from anchorprune_vllm.layout import PromptLayout
-from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.plan import MediaTokens
-from anchorprune_vllm.pruner import Signals
+from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.signals.attention import received_attention
-from anchorprune_vllm.signals.matching import EmbedWords, MatchingSignals
+from anchorprune_vllm.signals.word_matching import EmbedWords, MatchingSignals
+from anchorprune_vllm.worker.pruner import Signals
 
 
 class Family:

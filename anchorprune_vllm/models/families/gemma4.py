@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.tower_order import TowerOrder
-from anchorprune_vllm.models.transformers_attention import TransformersAttention
+from anchorprune_vllm.models.general.tower_order import TowerOrder
+from anchorprune_vllm.models.general.transformers_attention import TransformersAttention
 from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.prompt_layout import PromptLayout
 
 _FIELDS = {"image": ("pixel_values", "pixel_position_ids")}
 _FIELDS["video"] = ("pixel_values_videos", "pixel_position_ids_videos")

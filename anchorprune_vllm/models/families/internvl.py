@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from anchorprune_vllm.layout import PromptLayout
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.signals.attention import class_attention
 
 

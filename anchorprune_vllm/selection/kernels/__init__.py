@@ -13,15 +13,15 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.selection import anchor, expand
-from anchorprune_vllm.selection.expand import Expansion, Score
-from anchorprune_vllm.selection.host import reads_are_free
+from anchorprune_vllm.selection import anchor, expansion
+from anchorprune_vllm.selection.device import reads_are_free
+from anchorprune_vllm.selection.expansion import Expansion, Score
 
 ItemExpansion = Callable[[Tensor, Score, Tensor, int], Tensor]
-"""As `expand.expand`."""
+"""As `expansion.expand`."""
 
 BatchExpansion = Callable[[Tensor, Sequence[int], Score, Tensor, Sequence[int]], Expansion]
-"""As `expand.expand_one_by_one`."""
+"""As `expansion.expand_one_by_one`."""
 
 
 Anchoring = Callable[
@@ -43,7 +43,7 @@ def anchoring(device: torch.device) -> Anchoring:
 def host_expansion() -> ItemExpansion:
     """Return the form for an item on the CPU."""
     if find_spec("numba") is None:
-        return expand.expand
+        return expansion.expand
     from anchorprune_vllm.selection.kernels import cpu
 
     return cpu.expand
@@ -52,14 +52,14 @@ def host_expansion() -> ItemExpansion:
 def device_expansion(device: torch.device) -> BatchExpansion:
     """Return the form for a batch on a device."""
     if not runs_triton(device):
-        return expand.expand_one_by_one
+        return expansion.expand_one_by_one
     from anchorprune_vllm.selection.kernels import gpu
 
     return gpu.expand
 
 
 def expand_item(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
-    """Choose the tokens of one item as `expand.expand` does, by the form for where it is."""
+    """Choose the tokens of one item as `expansion.expand` does, by the form for where it is."""
     if reads_are_free(features):
         return host_expansion()(features, score, anchor, budget)
     expand_batch = device_expansion(features.device)

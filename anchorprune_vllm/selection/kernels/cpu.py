@@ -22,8 +22,8 @@ from llvmlite.binding import ffi
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anchorprune_vllm.selection.cosine import GRID
-from anchorprune_vllm.selection.expand import MAX_DISTANCE, Score
+from anchorprune_vllm.selection.exact_cosine import GRID
+from anchorprune_vllm.selection.expansion import MAX_DISTANCE, Score
 
 # llvmlite's library answers every name with a function of LLVM's, `__dict__` too. When an engine
 # starts on a CPU, vLLM looks into the `__dict__` of all there is, and would not start after this
@@ -48,7 +48,7 @@ def _compiled(function: _Function) -> _Function:
 
 
 def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
-    """Choose the tokens of one item as `selection.expand.expand` does."""
+    """Choose the tokens of one item as `selection.expansion.expand` does."""
     wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
     chosen = _expand(
         wide.contiguous().numpy(),

@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection import expand as plain
-from anchorprune_vllm.selection.expand import Expansion, Score
-from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.selection import expansion as plain
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.selection.expansion import Expansion, Score
 
 WORKSPACE_BYTES = 2**30
 """For the distances of all pairs: those of one item of 16,384 tokens, which is the largest image of
@@ -51,7 +51,7 @@ def fits(tokens: int) -> bool:
 def expand(
     rows: Tensor, sizes: Sequence[int], score: Score, anchor: Tensor, budgets: Sequence[int]
 ) -> Expansion:
-    """Choose the tokens of several items as `expand.expand_one_by_one` does, all of them at once.
+    """Choose the tokens of several items at once, as `expansion.expand_one_by_one` does.
 
     An item too large for the workspace goes by the plain form, whose memory grows with its tokens.
     """

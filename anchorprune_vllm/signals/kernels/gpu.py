@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection.host import to_device
+from anchorprune_vllm.selection.device import to_device
 
 # With fewer warps, blocks of float32 do not stay in registers.
 LAUNCH = {"num_warps": 8, "num_stages": 2}

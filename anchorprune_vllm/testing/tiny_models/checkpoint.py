@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from anchorprune_vllm.tools.demo_tokenizers import WORDS, make_qwen_tokenizer
+from anchorprune_vllm.testing.demo_models.tokenizers import WORDS, make_qwen_tokenizer
 
 _PAD, _START, _END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _MAX_LENGTH = 8192

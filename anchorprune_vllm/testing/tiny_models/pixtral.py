@@ -14,8 +14,8 @@ from transformers import (
     PixtralVisionConfig,
 )
 
+from anchorprune_vllm.testing.demo_models.tokenizers import WORDS, make_qwen_tokenizer
 from anchorprune_vllm.testing.tiny_models.checkpoint import TOWER, random_model, rename
-from anchorprune_vllm.tools.demo_tokenizers import WORDS, make_qwen_tokenizer
 
 _LARGEST, _PATCH = 252, 14
 _SPECIALS = [

@@ -15,7 +15,7 @@ import json
 import random
 from pathlib import Path
 
-from anchorprune_vllm.tools.vqa_data import easy_vqa
+from anchorprune_vllm.commands.eval.vqa_data import easy_vqa
 
 
 def write_data(out: Path) -> int:

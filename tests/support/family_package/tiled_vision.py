@@ -4,7 +4,7 @@
 from math import isqrt
 
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.tower_order import TowerOrder
+from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.plan import MediaTokens
 
 

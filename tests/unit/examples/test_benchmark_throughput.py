@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.tools.bench.served import served_model
-from anchorprune_vllm.tools.bench.shapes import SHAPES
-from anchorprune_vllm.tools.chosen_methods import Method
-from anchorprune_vllm.tools.cli import _parser
+from anchorprune_vllm.commands.bench.served import served_model
+from anchorprune_vllm.commands.bench.shapes import SHAPES
+from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.main import _parser
 from tests.support.examples import Script
 
 OURS = ["RUNS", "CONCURRENT", "REQUESTS", "OUTPUT", "REPEAT", "OUT", "ANCHORPRUNE"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.tools.chosen_methods import parse_methods
-from anchorprune_vllm.tools.demo_model import TRAINED
-from anchorprune_vllm.tools.eval import Evaluation
-from anchorprune_vllm.tools.eval_plan import Configuration, engine_runs
-from anchorprune_vllm.tools.eval_results import Results, Run
-from anchorprune_vllm.tools.eval_scores import Score
+from anchorprune_vllm.commands.chosen_methods import parse_methods
+from anchorprune_vllm.commands.eval.plan import Configuration, engine_runs
+from anchorprune_vllm.commands.eval.results import Results, Run
+from anchorprune_vllm.commands.eval.run import Evaluation
+from anchorprune_vllm.commands.eval.scores import Score
+from anchorprune_vllm.testing.demo_models.make import TRAINED
 from tests.support.examples import load_example
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from anchorprune_vllm.tools.vqa_data import Picture, Question
+from anchorprune_vllm.commands.eval.vqa_data import Picture, Question
 from tests.support.examples import EXAMPLES, load_example
 
 TASK = EXAMPLES / "lmms_tasks" / "easy_vqa"

@@ -18,11 +18,11 @@ from transformers import (
     LlamaModel,
 )
 
-from anchorprune_vllm.tools.asked_thing import tokens_on
-from anchorprune_vllm.tools.clutter import LETTERS, cluttered_scene
-from anchorprune_vllm.tools.eval_data import load_data
-from anchorprune_vllm.tools.scenes import scene
-from anchorprune_vllm.tools.vqa_data import Picture, Shown
+from anchorprune_vllm.commands.eval.asked_thing import tokens_on
+from anchorprune_vllm.commands.eval.clutter import LETTERS, cluttered_scene
+from anchorprune_vllm.commands.eval.data import load_data
+from anchorprune_vllm.commands.eval.scenes import scene
+from anchorprune_vllm.commands.eval.vqa_data import Picture, Shown
 from examples.train_demo import pictures, training
 from examples.train_demo.llava import Llava, phrases_of
 from examples.train_demo.looking import HEADS, Looking

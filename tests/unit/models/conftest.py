@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from anchorprune_vllm.tools.local_model import one_rank
+from anchorprune_vllm.testing.local_model import one_rank
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.logger import logger
-from anchorprune_vllm.tools.demo_model import make_demo_model
-from anchorprune_vllm.tools.local_model import LocalModel
+from anchorprune_vllm.log import logger
+from anchorprune_vllm.testing.demo_models.make import make_demo_model
+from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import picture
 
@@ -45,7 +45,7 @@ def test_both_say_the_same_and_where(
     assert f"method {method} keeps 16 visual tokens per item" in of_model.getMessage()
     is_none = of_model.getMessage().endswith("text encoder none")
     assert is_none == (method == "hiprune")
-    assert of_model.filename in ("paired_tower.py", "general.py")
+    assert of_model.filename in ("contrastive.py", "adapter.py")
     assert of_processor.filename == "processor.py"
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from anchorprune_vllm import methods
-from anchorprune_vllm.models import clip_tower, paired_tower, tower_signals
+from anchorprune_vllm.methods import registry
+from anchorprune_vllm.methods.controls import uniform_grid
+from anchorprune_vllm.models.general import tower_signals
+from anchorprune_vllm.models.llava import clip as clip_tower
+from anchorprune_vllm.models.llava import contrastive
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.selection.baselines.controls import uniform_grid
-from anchorprune_vllm.signals.matching import MatchingSignals
-from anchorprune_vllm.signals.text_pair import TextPair
-from anchorprune_vllm.tools.local_model import LocalModel
+from anchorprune_vllm.signals.contrastive import TextPair
+from anchorprune_vllm.signals.word_matching import MatchingSignals
+from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.models import with_videos
 from tests.support.pictures import clip, picture
@@ -24,7 +26,7 @@ from tests.support.reference import Reference
 from tests.support.selections import recorded_selections
 
 
-@methods.method("importance", "features", "projected", "keys", "object_attention")
+@registry.method("importance", "features", "projected", "keys", "object_attention")
 def everything(item: Candidates) -> KeptTokens:
     return uniform_grid(item)
 
@@ -33,7 +35,7 @@ def everything(item: Candidates) -> KeptTokens:
 def model(any_model: Path, rank: None) -> Iterator[LocalModel]:
     """Pruned by a method that needs all there is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(methods._PUBLISHED, "everything", f"{__name__}:everything")
+        patch.setitem(registry._PUBLISHED, "everything", f"{__name__}:everything")
         yield LocalModel(
             any_model, settings={"method": "everything"}, limit_mm_per_prompt={"image": 3}
         )
@@ -112,7 +114,7 @@ def test_free_selection_computes_no_signals(
 
     # Where signals come from: the tower's attention, the pair's space, the question's words.
     for name in ("received_attention", "cls_attention", "tap_attention"):
-        for module in (paired_tower, clip_tower, tower_signals):
+        for module in (contrastive, clip_tower, tower_signals):
             monkeypatch.setattr(module, name, refuse, raising=False)
     monkeypatch.setattr(tower_signals, "_query_and_key", refuse)
     monkeypatch.setattr(TextPair, "__init__", refuse)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorprune_vllm.tools.local_model import LocalModel
+from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect
 from tests.support.families import LINEAR_ATTENTION, prompt_for
 from tests.support.pictures import QUESTIONS, clip, picture

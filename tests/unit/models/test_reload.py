@@ -14,8 +14,8 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
-from anchorprune_vllm.compat.encoder_cache import tie_caches, wrap_initialize_from_config
-from anchorprune_vllm.tools.local_model import LocalModel
+from anchorprune_vllm.testing.local_model import LocalModel
+from anchorprune_vllm.vllm_patches.encoder_cache import tie_caches, wrap_initialize_from_config
 
 
 @pytest.fixture(params=["llava-1.5", "llava-onevision"])

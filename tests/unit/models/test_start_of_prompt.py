@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.tools.demo_model import make_demo_model
-from anchorprune_vllm.tools.local_model import LocalModel, plans_of
+from anchorprune_vllm.testing.demo_models.make import make_demo_model
+from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from tests.support.pictures import picture
 
 QUESTION = "What color is the circle?"

@@ -13,11 +13,11 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-from anchorprune_vllm import methods
-from anchorprune_vllm.models import pruned
+from anchorprune_vllm.methods import registry
+from anchorprune_vllm.models import pruned_model
 from anchorprune_vllm.plan import PlanFields, read_counts
 from anchorprune_vllm.selection.kernels import cpu
-from anchorprune_vllm.tools.local_model import LocalModel
+from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.selections import recorded_selections
@@ -113,8 +113,8 @@ def test_selection_is_tried_in_the_state_of_a_request(
 
     def small_item(device: torch.device) -> Any:
         states.append((torch.empty(0).device.type, torch.get_default_dtype()))
-        return methods.small_item(device)
+        return registry.small_item(device)
 
-    monkeypatch.setattr(pruned, "small_item", small_item)
+    monkeypatch.setattr(pruned_model, "small_item", small_item)
     LocalModel(any_model, dtype="bfloat16")
     assert states == [("cpu", torch.float32)]

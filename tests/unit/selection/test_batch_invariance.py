@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.determinism import batch_invariant
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.feature_cache import MediaFeatures
-from anchorprune_vllm.methods import method_of, names
+from anchorprune_vllm.methods.registry import method_of, names
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
-from anchorprune_vllm.selection import select
-from anchorprune_vllm.selection.cosine import distances, products, unit_rows
-from anchorprune_vllm.signals.matching import MatchingSignals
+from anchorprune_vllm.selection import batch
+from anchorprune_vllm.selection.exact_cosine import distances, products, unit_rows
+from anchorprune_vllm.signals.word_matching import MatchingSignals
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
 from tests.unit.selection.drawn import drawn
 
 
@@ -95,7 +95,7 @@ def check(name: str, names: set[str], args: Any) -> None:
 @pytest.fixture
 def invariant(replaced: set[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """While entered, torch is as vLLM makes it on a GPU."""
-    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
     modes = _Operators(replaced), _Functions(replaced)
     for mode in modes:
         mode.__enter__()

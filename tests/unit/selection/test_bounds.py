@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.methods import method_of, names
-from anchorprune_vllm.selection import Candidates, cosine, select
-from anchorprune_vllm.selection.baselines.scope import MOST_TOKENS
+from anchorprune_vllm.methods.registry import method_of, names
+from anchorprune_vllm.methods.scope import MOST_TOKENS
+from anchorprune_vllm.selection import Candidates, batch, exact_cosine
 from tests.unit.selection.drawn import drawn
 
 # So many that pairs of one half of them with the other are more than the bound, too.
@@ -40,8 +40,8 @@ class LargestTensor(TorchDispatchMode):
 @pytest.fixture
 def at_a_time(monkeypatch: pytest.MonkeyPatch) -> int:
     """Products that are held at a time, few enough for several blocks of rows."""
-    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
-    monkeypatch.setattr(cosine, "_NUMBERS_AT_ONCE", 64 * TOKENS)
+    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(exact_cosine, "_NUMBERS_AT_ONCE", 64 * TOKENS)
     return 64 * TOKENS
 
 
@@ -70,7 +70,7 @@ def test_blocks_of_rows_choose_the_same(name: str, monkeypatch: pytest.MonkeyPat
         item = drawn(seed, exact=bool(seed % 2))._replace(budget=5)
         (at_once,) = choose([item])
         with monkeypatch.context() as patch:
-            patch.setattr(cosine, "_NUMBERS_AT_ONCE", 3 * len(item.features))
+            patch.setattr(exact_cosine, "_NUMBERS_AT_ONCE", 3 * len(item.features))
             (in_blocks,) = choose([item])
         assert torch.equal(at_once.indices, in_blocks.indices)
         if at_once.weights is not None:

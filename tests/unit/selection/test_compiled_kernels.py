@@ -10,8 +10,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
+from anchorprune_vllm.commands.bench.launches import STEP_CYCLES_PER_TOKEN
 from anchorprune_vllm.selection.kernels import gpu
-from anchorprune_vllm.tools.bench.launches import STEP_CYCLES_PER_TOKEN
 from tests.support.triton_compiler import (
     A100,
     H100,

@@ -24,12 +24,12 @@ from anchorprune_vllm.selection import (
     AnchorParams,
     Candidates,
     anchor,
-    expand,
+    batch,
+    expansion,
     kernels,
-    select,
     select_batch,
 )
-from anchorprune_vllm.selection.expand import Expansion, Score
+from anchorprune_vllm.selection.expansion import Expansion, Score
 from anchorprune_vllm.selection.kernels import cpu, gpu, gpu_anchor
 from tests.support.triton_interpreter import interpreted
 
@@ -61,7 +61,7 @@ class Item:
 
     def chosen(self, is_additive: bool) -> list[int]:
         """By the plain form."""
-        return expand.expand(
+        return expansion.expand(
             self.features, self.score(is_additive), self.anchor, self.budget
         ).tolist()
 
@@ -147,11 +147,11 @@ def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
         features[token, -1] += (token * 7 % tokens) * 2.0**-20
     anchor = torch.arange(tokens) == 0
     score = Score(torch.ones(tokens, dtype=torch.float64))
-    expected = expand.expand(features, score, anchor, 11)
+    expected = expansion.expand(features, score, anchor, 11)
     assert cpu.expand(features, score, anchor, 11).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("form", [cpu.expand, expand.expand])
+@pytest.mark.parametrize("form", [cpu.expand, expansion.expand])
 def test_copies_of_kept_tokens_tie(form: kernels.ItemExpansion) -> None:
     """Once all directions are kept, the copies that are left are worth nothing: lower index."""
     features, score, anchor = copies()
@@ -208,7 +208,7 @@ def test_forms_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.host_expansion() is cpu.expand
     assert kernels.device_expansion(cuda) is gpu.expand
     assert kernels.anchoring(cuda) is gpu_anchor.relevance_anchors
-    assert kernels.device_expansion(torch.device("xpu")) is expand.expand_one_by_one
+    assert kernels.device_expansion(torch.device("xpu")) is expansion.expand_one_by_one
     assert kernels.anchoring(torch.device("xpu")) is anchor.relevance_anchors
 
 
@@ -238,7 +238,7 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "find_spec", lambda name: None)
         kernels.host_expansion.cache_clear()
-        assert kernels.host_expansion() is expand.expand
+        assert kernels.host_expansion() is expansion.expand
     kernels.host_expansion.cache_clear()
 
 
@@ -412,10 +412,10 @@ def test_a_second_item_compiles_nothing(stage2: str, monkeypatch: pytest.MonkeyP
         *((gpu_anchor, name) for name in ("measure_novelty", "mark_anchors")),
     ):
         monkeypatch.setattr(module, name, compiled.of(getattr(module, name)))
-    monkeypatch.setattr(select, "anchoring", lambda device: gpu_anchor.relevance_anchors)
-    monkeypatch.setattr(select, "device_expansion", lambda device: gpu.expand)
-    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
-    monkeypatch.setattr(select, "working_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(batch, "anchoring", lambda device: gpu_anchor.relevance_anchors)
+    monkeypatch.setattr(batch, "device_expansion", lambda device: gpu.expand)
+    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(batch, "working_dtype", lambda device: torch.float32)
     gpu.compile_for.cache_clear()
 
     def choose(*sizes: tuple[int, int], units: int = 1, **params: Any) -> None:

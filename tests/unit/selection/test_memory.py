@@ -31,7 +31,7 @@ def test_no_tensor_has_a_row_of_all_tokens_for_each_token(
 ) -> None:
     """In both forms: the plain one has all steps in torch."""
     if not compiled:
-        monkeypatch.setattr("anchorprune_vllm.selection.select.reads_are_free", lambda _: False)
+        monkeypatch.setattr("anchorprune_vllm.selection.batch.reads_are_free", lambda _: False)
     item = candidates(10_000)
     with AskedBytes() as asked:
         (kept,) = select_batch([item], AnchorParams())
@@ -43,7 +43,7 @@ def test_no_tensor_has_a_row_of_all_tokens_for_each_token(
 COUNTS_ARRAYS = """
 import numpy as np
 import torch
-from anchorprune_vllm.selection.expand import Score
+from anchorprune_vllm.selection.expansion import Score
 from anchorprune_vllm.selection.kernels import cpu
 
 class Counting:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, CLIPModel
 
-from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.signals.clip import ClipPair, ClipQueryTokenizer, ClipSignals
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
 
 CPU = torch.device("cpu")
 QUESTION = "What is to the left of the tree?"
@@ -97,7 +97,7 @@ def test_a_known_query_is_not_encoded_again(
     pair._text_model.register_forward_pre_hook(
         lambda module, args, kwargs: calls.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr("anchorprune_vllm.signals.text_pair._CACHED_QUERIES", 2)
+    monkeypatch.setattr("anchorprune_vllm.signals.contrastive._CACHED_QUERIES", 2)
     a, b, c = (tokenize(q) for q in ("a dog", "a cat", "a house"))
     with torch.no_grad():
         pair.embed_queries([a, b, a])

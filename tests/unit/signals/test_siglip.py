@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, SiglipModel
 
-from anchorprune_vllm.feature_cache import MediaFeatures
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.signals.siglip import SiglipPair, SiglipQueryTokenizer, SiglipSignals
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
 
 QUESTION = "What is to the left of the tree?"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from anchorprune_vllm.commands.models.record import Record, Trial, read_record
 from anchorprune_vllm.models import ARCHITECTURES
 from anchorprune_vllm.testing.tiny_models import describe_family
-from anchorprune_vllm.tools.architectures.record import Record, Trial, read_record
 from tests.support.asking import Answer
 from tests.support.families import FAMILIES, LINEAR_ATTENTION
 from tests.support.reference import REFERENCES

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor, BatchFeature
 
+from anchorprune_vllm.testing.demo_models.make import describe, make_demo_model
 from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
-from anchorprune_vllm.tools.demo_model import describe, make_demo_model
 
 Models = Callable[[str], Path]
 

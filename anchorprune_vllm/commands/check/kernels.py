@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of this machine, against the same in plain torch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.commands.check.findings import Finding
+from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
+from anchorprune_vllm.selection import expansion as plain
+from anchorprune_vllm.selection.anchor import relevance_anchors
+from anchorprune_vllm.selection.batch import anchored_units
+from anchorprune_vllm.selection.exact_cosine import distances, unit_rows, working_dtype
+from anchorprune_vllm.selection.expansion import Score
+from anchorprune_vllm.selection.kernels import (
+    anchoring,
+    expand_item,
+    host_expansion,
+    runs_triton,
+)
+from anchorprune_vllm.signals.attention import received_attention, received_in_blocks
+
+LARGEST_REGRET = 1e-5
+_SIZES = ((1, 8), (57, 16), (576, 1024), (1296, 512), (2881, 256), (5000, 64), (10368, 64))
+_LARGE = 4000  # tokens, from which on only a few are chosen: plain torch is slow
+_ADVICE = (
+    "Pruning would keep other tokens than it should. Please send the report of --json, with the "
+    "GPU's name, as an issue; until then, leave out --anchorprune-budget."
+)
+
+
+def check_choices(
+    device: torch.device, sizes: tuple[tuple[int, int], ...] = _SIZES
+) -> Iterator[Finding]:
+    """Choose tokens of random items of several sizes, and compare both stages."""
+    form = _form(device)
+    worst, anchors_differ, tried = 0.0, 0, 0
+    for tokens, width in sizes:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for budget in {1, 64} if tokens > _LARGE else {1, (tokens + 3) // 4, tokens}:
+                item = random_item(tokens, width, budget, dtype)
+                anchor = _anchor(item, torch.device("cpu"))
+                anchors_differ += not torch.equal(_anchor(item, device).cpu(), anchor)
+                score = Score(item.importance.to(device, working_dtype(device)))
+                chosen = expand_item(item.features.to(device), score, anchor.to(device), budget)
+                worst = max(worst, regret(item.features, item.importance, anchor, chosen.cpu()))
+                tried += 1
+    found = f"{form}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
+    if device.type == "cpu":
+        yield Finding("anchors", "skipped", "a CPU has no kernel to compare")
+    elif anchors_differ:
+        yield Finding("anchors", "FAILED", f"{found}: {anchors_differ} differ", _ADVICE)
+    else:
+        yield Finding("anchors", "ok", f"{found}: all as in plain torch")
+    if worst > LARGEST_REGRET:
+        text = f"{found}: a choice scores {worst:.1e} below the best one"
+        yield Finding("expansion", "FAILED", text, _ADVICE)
+    else:
+        yield Finding("expansion", "ok", f"{found}: none scores more than 1e-5 below the best one")
+    yield _check_batches(device)
+
+
+def _form(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "torch" if host_expansion() is plain.expand else "numba"
+    return "Triton" if runs_triton(device) else "torch"
+
+
+def _check_batches(device: torch.device) -> Finding:
+    """Choose from items with several units, alone and all at once."""
+    items = [
+        _moved(random_item(tokens, 96, tokens // 5, torch.float16), device)._replace(
+            units=torch.arange(tokens) * units // tokens
+        )
+        for tokens, units in ((700, 1), (1300, 4), (90, 3))
+    ]
+    alone = [select_batch([item], AnchorParams())[0] for item in items]
+    together = select_batch(items, AnchorParams())
+    if _indices(alone) == _indices(together):
+        return Finding("batches", "ok", f"{len(items)} items: the same tokens alone and at once")
+    return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
+
+
+def _indices(items: Sequence[KeptTokens]) -> list[list[int]]:
+    return [kept.indices.tolist() for kept in items]
+
+
+def _moved(item: Candidates, device: torch.device) -> Candidates:
+    """Return an item of `random_item` with its tensors on a device."""
+    assert item.relevance is not None
+    return item._replace(
+        relevance=item.relevance.to(device),
+        features=item.features.to(device),
+        importance=item.importance.to(device),
+    )
+
+
+def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Candidates:
+    """Draw an item on the CPU, some of whose tokens look alike, and some of which are copies."""
+    random = torch.Generator().manual_seed(tokens + budget)
+    centres = torch.randn(tokens // 4 + 1, width, generator=random)
+    features = centres.repeat(4, 1)[:tokens]
+    features[::3] += 0.4 * torch.randn(len(features[::3]), width, generator=random)
+    return Candidates(
+        torch.randn(tokens, generator=random),
+        features.to(dtype),
+        torch.rand(tokens, generator=random),
+        budget,
+    )
+
+
+def _anchor(item: Candidates, device: torch.device) -> Tensor:
+    """Return the anchor [N] of an item by the form for a device; on the CPU, the plain one."""
+    assert item.relevance is not None
+    params = AnchorParams()
+    form = relevance_anchors if device.type == "cpu" else anchoring(device)
+    (anchor,) = form(
+        [item.relevance.to(device)],
+        [item.features.to(device)],
+        [anchored_units(item, params)],
+        params.tau,
+        params.patience,
+    )
+    return anchor
+
+
+def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> float:
+    """Return by how much the worst choice scores below the best one at its time.
+
+    Args:
+        features: [N, D] on the CPU.
+        weight: [N], what novelty is multiplied with.
+        anchor: [N] bool, chosen first.
+        chosen: [K] in the order of choice.
+    """
+    rows = unit_rows(features)[None]
+    novelty = rows.new_full(anchor.shape, plain.MAX_DISTANCE)
+    taken = torch.zeros_like(anchor)
+    worst = 0.0
+    for step, choice in enumerate(chosen.tolist()):
+        scores = (weight.double() * novelty).masked_fill(taken, -torch.inf)
+        if step >= int(anchor.sum()):
+            worst = max(worst, float(scores.max() - scores[choice]))
+        elif not anchor[choice] or taken[choice]:
+            return float("inf")
+        taken[choice] = True
+        novelty = novelty.minimum(distances(rows, rows[:, choice : choice + 1]).flatten())
+    return worst
+
+
+def check_received_attention(device: torch.device) -> Iterator[Finding]:
+    """Compare importance from a tower's attention with the same in plain torch on the CPU."""
+    if not runs_triton(device):
+        text = "this device uses plain torch: there is no kernel to check"
+        yield Finding("received attention", "skipped", text)
+        return
+    random = torch.Generator().manual_seed(0)
+    differences = []
+    for segments in ([64], [100, 33, 400]):
+        query, key = torch.randn(2, sum(segments), 4, 80, generator=random).bfloat16()
+        expected = received_in_blocks(query.float(), key.float(), segments, 80**-0.5)
+        found = received_attention(query.to(device), key.to(device), segments, 80**-0.5)
+        differences.append((found.cpu() - expected).abs().max() / expected.max())
+    worst = float(torch.stack(differences).max())  # NaN, if one of them is
+    text = f"largest difference to torch in float32: {worst:.1e} of the largest"
+    if worst < 1e-2:
+        yield Finding("received attention", "ok", text)
+    else:
+        yield Finding("received attention", "FAILED", text, _ADVICE)
+
+
+def check_waits(device: torch.device) -> Iterator[Finding]:
+    """Let torch raise an error if the host waits for the GPU while tokens are chosen."""
+    if device.type == "cpu":
+        yield Finding("host waits", "skipped", "a CPU has nothing to wait for")
+        return
+    moved = _moved(random_item(576, 256, 64, torch.bfloat16), device)
+    select_batch([moved], AnchorParams())  # compiled before it is watched
+    before = torch.cuda.get_sync_debug_mode()
+    finding = Finding("host waits", "ok", "none while tokens are chosen")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        select_batch([moved], AnchorParams())
+    except RuntimeError as error:
+        finding = Finding(
+            "host waits",
+            "FAILED",
+            f"the host waits for the GPU: {str(error).splitlines()[0]}",
+            "Answers are right, but every request waits. Please send the report of --json.",
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    yield finding

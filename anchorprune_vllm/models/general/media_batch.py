@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images or videos of one model call, for a model of which nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anchorprune_vllm.item_fields import cut_between_frames, items_of, joined
+from anchorprune_vllm.log import logger
+from anchorprune_vllm.models.general.data_parallel_tower import tapped_on_all_ranks
+from anchorprune_vllm.models.general.tower_signals import Parts
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.worker.positions import MediaPositions
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.models.general.adapter import GeneralModel
+
+_NOT_TO_BE_HAD = (
+    "the attention of the vision tower cannot be read for some items (padded ones, or those of an "
+    "unknown grid); their importance comes from the rows instead"
+)
+
+
+class MediaBatch:
+    """The items of one call, as the pruner asks for them."""
+
+    def __init__(
+        self,
+        model: GeneralModel,
+        modality: str,
+        kwargs: dict[str, Any],
+        plans: Sequence[ItemPlan],
+    ) -> None:
+        self._model = model
+        self._modality = modality
+        self._kwargs = kwargs
+        self._plans = plans
+        self._items = items_of(kwargs, [plan.slices for plan in plans])
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        tower = self._model.tower_signals
+        if tower.needed and not tower.is_stated:
+            # Whether the tower can be looked into may depend on an item, never on its neighbours.
+            return [features for item in items for features in self._encode([item])]
+        return self._encode(items)
+
+    def _encode(self, items: list[int]) -> list[MediaFeatures]:
+        media = [self._plans[i].tokens for i in items]
+        rows, signals = self._rows_and_signals(items, media)
+        if signals is None:
+            signals = [self._signals_of_rows(part) for part in rows]
+        return [MediaFeatures(part, **found) for part, found in zip(rows, signals, strict=True)]
+
+    def _rows_and_signals(
+        self, items: list[int], media: Sequence[MediaTokens]
+    ) -> tuple[list[Tensor], Sequence[Parts] | None]:
+        """Return the candidates of items, and what the tower's attention tells of each."""
+        tower = self._model.tower_signals
+        if self._model.has_data_parallel_tower and tower.needed:
+            with tapped_on_all_ranks(tower) as take_apart:
+                rows = self._candidates(items, media)
+            return take_apart(rows)
+        with tower.tapped() as take:
+            rows = self._candidates(items, media)
+        found = take(media)
+        if found is None:
+            return rows, None
+        sizes = [tokens.candidates for tokens in media]
+        parts = {name: part.split(sizes) for name, part in found.items()}
+        return rows, [{name: parts[name][i] for name in parts} for i in range(len(items))]
+
+    def _signals_of_rows(self, rows: Tensor) -> Parts:
+        """Return what stands in for signals of the tower."""
+        if "importance" not in self._model.needs:
+            return {}
+        if self._model.tower_signals.order is not None:
+            logger.warning_once("AnchorPrune: %s", _NOT_TO_BE_HAD)
+        return {"importance": distance_from_mean(rows[:, : self._model.embedding_size])}
+
+    def _candidates(self, items: list[int], media: Sequence[MediaTokens]) -> list[Tensor]:
+        rows = self.embed_whole(items) if len(items) > 1 else [self._embed_in_parts(*items)]
+        return [self.candidate_rows(*each) for each in zip(media, rows, strict=True)]
+
+    def _embed_in_parts(self, item: int) -> Tensor:
+        """Return the rows of an item; a long video is more than unpruned the tower ever gets."""
+        tokens = self._plans[item].tokens
+        frames = len(tokens.unit_sizes)
+        at_once = max(1, self._model._max_encoder_tokens * frames // tokens.unpruned)
+        parts = cut_between_frames(self._items[item], self._modality, frames, at_once)
+        rows = [self._model.embed_unpruned(**joined([part]))[0] for part in parts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def candidate_rows(self, tokens: MediaTokens, rows: Tensor) -> Tensor:
+        """Return those of an unpruned item's rows that are candidates."""
+        chosen = self._model.candidates(tokens)
+        return rows if chosen is None else rows[to_device(chosen, rows.device)]
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        is_all = len(items) == len(self._items)
+        chosen = self._kwargs if is_all else joined([self._items[i] for i in items])
+        return list(self._model.embed_unpruned(**chosen))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return hidden  # rows are embeddings already
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        return self._model.positions_of(self._modality, self._items[item], plan)
+
+
+def distance_from_mean(rows: Tensor) -> Tensor:
+    """Return how unlike the average row each row [N, H] is: importance without attention."""
+    unit = F.normalize(rows.float(), dim=-1)
+    return (1 - unit @ F.normalize(unit.mean(0), dim=0)).clamp_min(0)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What methods take from the attention of a vision tower, for each of its candidates.
+
+Importance and keys come from the last attention, unless the family says which, and HiPrune's object
+attention from one in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import MMEncoderAttention
+
+from anchorprune_vllm.methods.registry import Signal
+from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
+from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.signals.attention import received_attention
+
+if TYPE_CHECKING:
+    from anchorprune_vllm.models.general.adapter import GeneralModel
+
+FROM_TOWER: frozenset[Signal] = frozenset({"importance", "keys", "object_attention"})
+
+Parts = Mapping[str, Tensor]
+"""Signals of some candidates, by the names of the fields of `MediaFeatures`."""
+
+
+class TowerSignals:
+    """Looks into the attention of a tower, once it is known how its tokens become rows."""
+
+    def __init__(self, model: GeneralModel) -> None:
+        parent: Any = model
+        self._model = parent
+        self._all = [m for m in parent.modules() if isinstance(m, MMEncoderAttention)]
+        self._last: Any = model.tower_attention()
+        self._middle: Any = model.object_attention()
+        if self._last is not None:
+            self._all = [self._last]
+        self.order: TowerOrder | None = None
+        """How the attention's tokens become rows; None: signals come from elsewhere."""
+        self.is_stated = False
+        """Whether the family told the order, and it need not be found out."""
+        self._sizes: set[int] = set()
+        """The sizes of the units by which it was found out."""
+
+    @property
+    def _ranks(self) -> int:
+        """The ranks that share the heads of an image, or may do so."""
+        is_whole = self._model.has_data_parallel_tower
+        return 1 if is_whole else get_tensor_model_parallel_world_size()
+
+    @property
+    def needed(self) -> frozenset[Signal]:
+        """The signals of the tower that the method needs."""
+        return self._model.needs & FROM_TOWER
+
+    @property
+    def visual(self) -> Any:
+        """The tower, of a model whose family lets it be data-parallel."""
+        return self._model.visual
+
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """The heads of the attention, those of all ranks, and the size of a head."""
+        return self._last.num_heads * self._ranks, self._last.head_size
+
+    def learn(self, media: Sequence[MediaTokens], run: Callable[[], Tensor]) -> None:
+        """Learn where to look: from the model's family, or by running the tower some times.
+
+        media: the tokens of the items whose candidates `run` embeds: [candidates, H].
+        """
+        if self._model.has_data_parallel_tower:  # this rank may see none of the items
+            self.order = self._model.tower_order(self.visual.spatial_merge_size**2)
+            self.is_stated = True
+            return
+        called: list[tuple[Any, list[int]]] = []
+
+        def note(module: Any, args: Any, kwargs: Any) -> None:
+            called.append((module, _segments(module, args, kwargs)))
+
+        with ExitStack() as hooks:
+            for module in self._all:
+                handle = module.register_forward_pre_hook(note, with_kwargs=True)
+                hooks.callback(handle.remove)
+            run()
+        if not called:
+            return
+        segments: dict[Any, list[int]] = {}
+        for module, lengths in called:
+            segments.setdefault(module, []).extend(lengths)
+        if self._last is None:
+            self._last = called[-1][0]
+        if self._middle is None:
+            self._middle = _nearest_to_the_middle(segments, self._last)
+        self.order = self._stated_order(media, segments[self._last])
+        self.is_stated = self.order is not None
+        if self.order is None:
+            orders = possible_orders(media, segments[self._last])
+            self.order = probe(orders, media, self._last, run)
+            self._sizes = {size for tokens in media for size in tokens.unit_sizes}
+
+    def _has_grids(self, media: Sequence[MediaTokens]) -> bool:
+        """Whether the order can be applied to these items.
+
+        Where no family states it, the grid of a unit may be a guess. It can be relied on for units
+        of the size of which the order was found: tiles, or images that are all made alike.
+        """
+        if self.is_stated or self.order is None or not self.order.needs_grids:
+            return True
+        return all(size in self._sizes for tokens in media for size in tokens.unit_sizes if size)
+
+    def _stated_order(
+        self, media: Sequence[MediaTokens], segments: Sequence[int]
+    ) -> TowerOrder | None:
+        """Return the order that the family states; None: it states none that fits this tower."""
+        candidates = sum(tokens.candidates for tokens in media)
+        stated = self._model.tower_order(sum(segments) // candidates)
+        if stated is None:
+            return None
+        real = stated.segments(media)
+        chosen = self._model.unpadded(real)
+        if chosen is not None:
+            return stated if int(chosen[-1]) < sum(segments) else None
+        is_whole = len(segments) == 1 and sum(real) == sum(segments)
+        return stated if is_whole or real == segments else None
+
+    @contextmanager
+    def tapped(self) -> Iterator[Callable[[Sequence[MediaTokens]], Parts | None]]:
+        """While entered, the attention is looked into; what is yielded gives the signals of it.
+
+        It is called with the items that the tower has seen since it was last called, and gives
+        signals of all their candidates, one item behind the other; None: they are not to be had.
+        """
+        needed = self.needed if self.order is not None else frozenset()
+        tapped = [self._last] if needed & {"importance", "keys"} else []
+        tapped += [self._middle] if "object_attention" in needed else []
+        taken: dict[Any, list[tuple[Tensor, Tensor]]] = {module: [] for module in tapped}
+
+        def tap(module: Any, args: Any, kwargs: Any) -> None:
+            taken[module].append(_query_and_key(module, args, kwargs))
+
+        def take(media: Sequence[MediaTokens]) -> Parts | None:
+            if not taken or not all(taken.values()) or not self._has_grids(media):
+                return None
+            seen = {
+                module: (torch.cat([query for query, _ in parts]), torch.cat([k for _, k in parts]))
+                for module, parts in taken.items()
+            }
+            for parts in taken.values():
+                parts.clear()
+            return self._signals(seen, media)
+
+        with ExitStack() as hooks:
+            for module in taken:
+                handle = module.register_forward_pre_hook(tap, with_kwargs=True)
+                hooks.callback(handle.remove)
+            yield take
+
+    def _signals(
+        self, seen: Mapping[Any, tuple[Tensor, Tensor]], media: Sequence[MediaTokens]
+    ) -> Parts | None:
+        """Return signals from the queries and keys [T, heads, head size] of the attentions."""
+        assert self.order is not None
+        segments = self.order.segments(media)
+        chosen = self._model.unpadded(segments)
+        if chosen is not None:
+            seen = {
+                module: (query[to_device(chosen, query.device)], key[to_device(chosen, key.device)])
+                for module, (query, key) in seen.items()
+            }
+        if any(len(query) != sum(segments) for query, _ in seen.values()):
+            return None
+        query, _ = next(iter(seen.values()))
+        groups = to_device(self.order.groups(media), query.device)
+        signals: dict[str, Tensor] = {}
+        if "importance" in self.needed:
+            query, key = seen[self._last]
+            summed = self._model.importance(query, key, segments, self._last.scale)
+            signals["importance"] = self._mean_over_heads(summed, query)[groups].mean(1)
+        if "object_attention" in self.needed:
+            query, key = seen[self._middle]
+            summed = received_attention(query, key, segments, self._middle.scale)
+            signals["object_attention"] = self._mean_over_heads(summed, query)[groups].mean(1)
+        if "keys" in self.needed:
+            _, key = seen[self._last]
+            if self._ranks > 1:
+                key = tensor_model_parallel_all_gather(key.contiguous(), dim=1)
+            signals["keys"] = key[groups].mean(1)
+        return signals
+
+    def _mean_over_heads(self, summed: Tensor, query: Tensor) -> Tensor:
+        """Return a mean over the heads of all ranks, from the sum over those of this one.
+
+        Where all ranks have all heads, all are counted alike. Every rank must see the same.
+        """
+        if self._ranks > 1:
+            summed = tensor_model_parallel_all_reduce(summed)
+        return summed / (query.shape[1] * self._ranks)
+
+
+def _nearest_to_the_middle(segments: Mapping[Any, Sequence[int]], last: Any) -> Any:
+    """Return the attention nearest to the middle of a tower; the shallower of two.
+
+    Of those only in which as many tokens see each other as in the last: others have windows.
+
+    segments: how many tokens see each other, for each attention in the order of the tower.
+    """
+    layers = list(segments)
+    whole = [place for place, layer in enumerate(layers) if segments[layer] == segments[last]]
+    return layers[min(whole, key=lambda place: abs(place - len(layers) // 2))]
+
+
+def _query_and_key(module: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return what goes into an attention as [tokens, heads, head size] each."""
+    query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
+    query = query.reshape(-1, module.num_heads, module.head_size)
+    key = key.reshape(-1, module.num_kv_heads, module.head_size)
+    if module.num_kv_heads != module.num_heads:
+        key = key.repeat_interleave(module.num_heads // module.num_kv_heads, dim=1)
+    return query, key
+
+
+def _segments(module: Any, args: Any, kwargs: Any) -> list[int]:
+    """Return how many tokens attend to each other. It waits for the device, at load alone.
+
+    All as one, where vLLM's backend has bounds of another kind (FlashInfer's).
+    """
+    query = args[0] if args else kwargs["query"]
+    tokens = query.numel() // (module.num_heads * module.head_size)
+    bounds = args[3] if len(args) > 3 else kwargs.get("cu_seqlens")
+    if bounds is not None:
+        lengths = bounds.diff().tolist()
+        return lengths if sum(lengths) == tokens and min(lengths) >= 0 else [tokens]
+    batch = query.shape[0] if query.ndim > 2 else 1
+    return [tokens // batch] * batch

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLaVA-OneVision: images of a base view and crops, and videos of pooled frames.
+
+The model may scale the picture that its crops make up, and its tokens then belong to no crop any
+more: so an image has two units, the base view and that picture. A video has one for each frame.
+Kept tokens are in the model's own order, without its newline tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    get_anyres_image_grid_shape,
+)
+from vllm.model_executor.models.llava_onevision import (
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionMultiModalProcessor,
+    LlavaOnevisionProcessingInfo,
+)
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from anchorprune_vllm.models.llava.frames import places_between_newlines, pooled_side
+from anchorprune_vllm.models.llava.siglip import SiglipPrunedModel, SiglipPruningProcessor
+from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
+from anchorprune_vllm.plan import ItemPlan, MediaTokens
+from anchorprune_vllm.prompt_layout import PromptLayout
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.worker.positions import MediaPositions
+from anchorprune_vllm.worker.pruner import PrunableModel
+
+_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many, if they fit the context
+
+
+class OnevisionPruningProcessor(SiglipPruningProcessor):
+    """Mixin over the processor of LLaVA-OneVision or a model like it."""
+
+    def _count_tokens(
+        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
+    ) -> MediaTokens:
+        fields: Any = item.get_data()
+        if modality == "video":
+            return self._count_video(len(fields["pixel_values_videos"]))
+        return self._count_image(fields["image_sizes"].tolist())  # it also reaches the model
+
+    def _count_video(self, frames: int) -> MediaTokens:
+        size = self.info.get_image_size_with_most_features()  # frames are scaled: any will do
+        sizes = {"image_width": size.width, "image_height": size.height}
+        in_frame = self.info._get_num_frame_tokens(**sizes)
+        return MediaTokens(
+            unpruned=self.info.get_num_video_tokens(**sizes, num_frames=frames),
+            unit_sizes=(in_frame,) * frames,
+            unit_widths=(isqrt(in_frame),) * frames,
+        )
+
+    def _count_image(self, image_size: Sequence[int]) -> MediaTokens:
+        height, width = image_size
+        side = self.info.get_vision_encoder_info().get_patch_grid_length()
+        grid = grid_of(self.info.get_hf_config(), image_size)
+        shown, newlines = self.info._get_num_unpadded_features(
+            original_height=height,
+            original_width=width,
+            npatches=side,
+            num_patch_height=grid[0],
+            num_patch_width=grid[1],
+        )
+        # A newline is behind every row; of a very flat picture nothing is left.
+        width = shown // newlines if newlines else 0
+        return MediaTokens(side * side + shown + newlines, (side * side, shown), (side, width))
+
+
+def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of an image's crops; image_size: height and width."""
+    return get_anyres_image_grid_shape(
+        tuple(image_size), hf_config.image_grid_pinpoints, hf_config.vision_config.image_size
+    )
+
+
+class _Images:
+    """One call's images, as the pruner asks for them."""
+
+    def __init__(self, model: Any, pixel_values: Sequence[Tensor], image_sizes: Tensor) -> None:
+        self._model = model
+        self._tiles = pixel_values
+        self._sizes = image_sizes
+        self.project = model.project
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        tiles = [self._tiles[i] for i in items]
+        counts = [len(image) for image in tiles]
+
+        def merge(patches: Tensor) -> list[Tensor]:
+            """[T, P, C] as the model lays each image out, without newlines: [N, C]."""
+            return [
+                self._model._merge_image_patch_embeddings(
+                    self._sizes[i], image, strategy="spatial_unpad"
+                )
+                for i, image in zip(items, patches.split(counts), strict=True)
+            ]
+
+        return self._model.encode_items(torch.cat(tiles), merge)
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        return LlavaOnevisionForConditionalGeneration.embed_multimodal(
+            self._model,
+            pixel_values=[self._tiles[i] for i in items],
+            image_sizes=torch.stack([self._sizes[i] for i in items]),
+        )
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        def places() -> Tensor:
+            (base, shown), (_, width) = plan.tokens.unit_sizes, plan.tokens.unit_widths
+            behind = base + places_between_newlines(shown, width or None)
+            return torch.cat([torch.arange(base), behind])
+
+        return self._model.linear_positions(plan, places)
+
+
+class _Videos:
+    """One call's videos, as the pruner asks for them."""
+
+    def __init__(self, model: Any, videos: Sequence[Tensor]) -> None:
+        self._model = model
+        self._videos = videos
+        self.project = model.project
+
+    def encode(self, items: list[int]) -> list[MediaFeatures]:
+        # A long video is more than the unpruned engine ever gives to the tower at once.
+        at_once = self._model.frames_at_once()
+        parts = [
+            self._model.encode_items(pixels, self._pool)[0]
+            for pixels in torch.cat([self._videos[i] for i in items]).split(at_once)
+        ]
+        sizes = [len(self._videos[i]) * self._model.tokens_per_frame() for i in items]
+        return MediaFeatures.joined(parts).regrouped(lambda part: part.split(sizes))
+
+    def _pool(self, patches: Tensor) -> list[Tensor]:
+        """[F, P, C] to one item [N, C]."""
+        return [self._model.apply_pooling(patches).flatten(0, 1)]
+
+    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+        embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
+            self._model, pixel_values_videos=[self._videos[i] for i in items]
+        )
+        # Of videos that differ in length, vLLM gives [1, N, H].
+        return [rows.flatten(0, -2) for rows in embeddings]
+
+    def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
+        every = self._model.newline_every()
+        return self._model.linear_positions(
+            plan, lambda: places_between_newlines(plan.tokens.candidates, every)
+        )
+
+
+class OnevisionPrunedModel(SiglipPrunedModel):
+    """Mixin over LLaVA-OneVision or a model like it."""
+
+    apply_pooling: Any
+
+    def _media(
+        self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
+    ) -> PrunableModel:
+        if modality == "video":
+            return _Videos(self, kwargs["pixel_values_videos"])
+        return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])
+
+    def frames_at_once(self) -> int:
+        """As many as vLLM may give to the tower when nothing is pruned."""
+        tokens = self.tokens_per_frame()
+        profiled = min(_PROFILED_FRAMES, self._max_model_len // tokens)
+        return max(1, profiled, self._max_encoder_tokens // tokens)
+
+    def tokens_per_frame(self) -> int:
+        vision = self.config.vision_config
+        return pooled_side(vision.image_size // vision.patch_size, "bilinear", stride=2) ** 2
+
+    def newline_every(self) -> int | None:
+        """Tokens of a video behind which a newline follows; None: at most one, at its end."""
+        return None
+
+
+class LargestOnevisionInfo(LargestItemInfo):
+    """Mixin: vLLM's own constant is the largest image of one size of tiles, and not quite that."""
+
+    @cached_property
+    def _max_image_tokens(self) -> int:
+        """Of any picture: in each grid it may be letterboxed above and below, or at the sides."""
+        info: Any = self
+        config, side = info.get_hf_config(), info.get_vision_encoder_info().get_patch_grid_length()
+        most = 0
+        for height, width in config.image_grid_pinpoints:
+            rows = height // config.vision_config.image_size
+            columns = width // config.vision_config.image_size
+            shapes = [(shown, columns * side) for shown in range(1, rows * side + 1)]
+            shapes += [(rows * side, shown) for shown in range(1, columns * side + 1)]
+            for shown_rows, shown_columns in shapes:
+                counts = info._get_num_unpadded_features(
+                    original_height=shown_rows,
+                    original_width=shown_columns,
+                    npatches=side,
+                    num_patch_height=rows,
+                    num_patch_width=columns,
+                )
+                most = max(most, sum(counts))
+        return side * side + most
+
+    def get_max_image_tokens(self) -> int:
+        return self._max_image_tokens
+
+
+class PrunedOnevisionInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
+    """vLLM's, with the largest item that a request may ask for."""
+
+
+class PrunedOnevisionProcessor(OnevisionPruningProcessor, LlavaOnevisionMultiModalProcessor):
+    """LLaVA-OneVision prompts with K placeholders per image or video."""
+
+
+@prunes_with(PrunedOnevisionProcessor, PrunedOnevisionInfo)
+class PrunedOnevision(OnevisionPrunedModel, LlavaOnevisionForConditionalGeneration):
+    """vLLM's LLaVA-OneVision, pruned when the HF config carries a budget."""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What selection is given and gives back, and the words with which it refuses a wrong thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anchorprune_vllm.config import ORDERS, STAGES_2, Order, Stage2
+from anchorprune_vllm.selection.device import reads_are_free
+
+
+class Candidates(NamedTuple):
+    """The tokens of one image or video, with the signals that decide between them.
+
+    Tensors of any float dtype on one device. `units` is metadata and read by the host: give it as a
+    CPU tensor, a device tensor costs a synchronisation.
+
+    A method that does not need `features` gets the tower's rows in their place, and one that does
+    not need `importance` an empty tensor. From `projected` on, there is what some of the other
+    methods need: a tensor is None for all that do not ask for it.
+    """
+
+    relevance: Tensor | None  # [N], larger is more relevant; None: no query, no anchor
+    features: Tensor  # [N, D1], for novelty in Stage 1
+    importance: Tensor  # [N], not negative
+    budget: int  # K; N and more keep all
+    context_features: Tensor | None = None  # [N, D2], for novelty in Stage 2; default: features
+    units: Tensor | None = None  # [N] int, non-decreasing: unit of each token; default: one unit
+    projected: Tensor | None = None  # [N, H], as the language model would get them
+    keys: Tensor | None = None  # [N, heads, head size] of the tower's attention
+    object_attention: Tensor | None = None  # [N], received in a middle layer of the tower
+    grids: Sequence[tuple[int, int]] = ()  # rows and columns of each unit
+    seed: int = 0  # of this media, the same whenever it is seen
+
+    @property
+    def context(self) -> Tensor:
+        """[N, D2], the features of Stage 2."""
+        return self.features if self.context_features is None else self.context_features
+
+
+class KeptTokens(NamedTuple):
+    """The tokens kept of one item, in the order in which the language model gets them.
+
+    AnchorPrune keeps tokens as they are, in native order. Methods that merge give `weights`: a row
+    is then a sum of tokens, and stands where the token of its index stood.
+    """
+
+    indices: Tensor  # [K] int64, distinct
+    is_anchor: Tensor  # [K] bool: which of them are the protected anchor
+    weights: Tensor | None = None  # [K, N]; None: each row is the token of its index
+
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """[K, D] of an item's tokens [N, D]."""
+        if self.weights is None:
+            return tokens[self.indices]
+        return (self.weights.float() @ tokens.float()).to(tokens.dtype)
+
+
+@dataclass(frozen=True)
+class AnchorParams:
+    """The parameters of AnchorPrune, named and preset as in the paper."""
+
+    min_anchor: int | None = None  # K_min of every unit; None: the paper's schedule
+    tau: float = 0.2  # cosine distance above which a token counts as novel
+    patience: int = 3  # novel tokens at which the anchor ends
+    max_anchor_ratio: float = 0.5  # K_max as a share of the unit's budget
+    stage2: Stage2 = "importance"
+    order: Order = "native"
+
+    def __post_init__(self) -> None:
+        if self.min_anchor is not None and not _is_count(self.min_anchor):
+            raise ValueError(
+                f"min_anchor is {self.min_anchor!r}; give a whole number of tokens, 1 or more, "
+                "or None for the paper's schedule."
+            )
+        if not (_is_number(self.tau) and 0 <= self.tau <= 2):
+            raise ValueError(f"tau is {self.tau!r}; give a cosine distance from 0 to 2.")
+        if not _is_count(self.patience):
+            raise ValueError(f"patience is {self.patience!r}; give a whole number, 1 or more.")
+        if not (_is_number(self.max_anchor_ratio) and 0 < self.max_anchor_ratio <= 1):
+            raise ValueError(
+                f"max_anchor_ratio is {self.max_anchor_ratio!r}; give a share above 0 and up to 1."
+            )
+        for name, value, allowed in (
+            ("stage2", self.stage2, STAGES_2),
+            ("order", self.order, ORDERS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; give one of {', '.join(allowed)}.")
+
+
+def validate(item: Candidates, where: str = "") -> None:
+    """Refuse what is not as `anchor_prune` describes it, in words."""
+    for problem in _problems(item):
+        raise ValueError(where + problem)
+
+
+def _problems(item: Candidates) -> Iterator[str]:
+    signals = {
+        "features": item.features,
+        "importance": item.importance,
+        "relevance": item.relevance,
+        "context_features": item.context_features,
+    }
+    for name, tensor in {**signals, "units": item.units}.items():
+        optional = name not in ("features", "importance")
+        if not isinstance(tensor, Tensor) and not (tensor is None and optional):
+            allowed = "a torch.Tensor or None" if optional else "a torch.Tensor"
+            yield f"{name} is a {type(tensor).__name__}; give {allowed}."
+    if item.features.ndim != 2 or 0 in item.features.shape:
+        yield f"features has shape {list(item.features.shape)}; give [N, D], neither of them 0."
+    tokens = len(item.features)
+    for name, tensor in signals.items():
+        if tensor is None:
+            continue
+        dimensions = 2 if "features" in name else 1
+        if tensor.ndim != dimensions or len(tensor) != tokens or 0 in tensor.shape:
+            wanted = f"[{tokens}, D]" if dimensions == 2 else f"[{tokens}]"
+            yield f"{name} has shape {list(tensor.shape)}; give {wanted}, a row for each token."
+        if not tensor.dtype.is_floating_point:
+            yield f"{name} has dtype {tensor.dtype}; give a float dtype."
+        if tensor.device != item.features.device:
+            yield (
+                f"{name} is on {tensor.device} and features on {item.features.device}; "
+                "give them on one device."
+            )
+        if reads_are_free(tensor) and not bool(tensor.isfinite().all()):
+            yield f"{name} has values that are NaN or infinite; give finite ones."
+        if name == "importance" and reads_are_free(tensor) and bool((tensor < 0).any()):
+            yield f"importance has values below 0, as {float(tensor.min()):g}; give 0 or more."
+    if not _is_count(item.budget):
+        yield f"budget is {item.budget!r}; give a whole number of tokens, 1 or more."
+    if item.units is not None:
+        yield from _unit_problems(item.units, tokens)
+
+
+def _unit_problems(units: Tensor, tokens: int) -> Iterator[str]:
+    if units.shape != (tokens,):
+        yield f"units has shape {list(units.shape)}; give [{tokens}], the unit of each token."
+    if units.dtype.is_floating_point or units.dtype.is_complex or units.dtype == torch.bool:
+        yield f"units has dtype {units.dtype}; give an integer dtype."
+    numbers = units.tolist()
+    for place, (one, following) in enumerate(pairwise(numbers)):
+        if following < one:
+            yield (
+                f"units falls from {one} to {following} at token {place + 1}; give it "
+                "non-decreasing, the tokens of a unit in one run."
+            )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1  # not a bool
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose vision tower is one half of a pair (CLIP, SigLIP): the other half, found and used.
+
+The tower is already in the model. The paired checkpoint brings the text tower, and what puts a
+patch into the space that both share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from anchorprune_vllm.config import Similarity
+from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
+
+_CACHED_QUERIES = 1024
+_SEGMENTS_PER_CALL = 64
+
+
+@dataclass(frozen=True)
+class PairFamily:
+    """A kind of pair, and which checkpoint belongs to which vision tower."""
+
+    name: str
+    model_type: str
+    sizes: tuple[str, ...]
+    """By these a tower is told apart: a model's config does not name the pair it was built on."""
+    known: Mapping[tuple[int, ...], str]
+    query_tokenizer: Callable[[str], Callable[[str], Tensor]]
+    """Checkpoint to what turns query words into [segments, length] token ids."""
+    load: Callable[[str, torch.dtype, torch.device], TextPair]
+    """Checkpoint to the half that the model lacks."""
+
+    def find(self, vision_config: Any, given: str | None) -> str:
+        """Return the checkpoint paired with a vision tower: the one given, or the published one.
+
+        Raises ValueError when no checkpoint is known, it cannot be read, or its tower is another
+        one.
+        """
+        sizes = self._sizes_of(vision_config)
+        text_encoder = given or self.known.get(tuple(sizes.values()))
+        if text_encoder is None:
+            raise ValueError(
+                f"anchorprune: no text encoder is known for this vision tower ({_written(sizes)}); "
+                f"name its paired {self.name} checkpoint with --anchorprune-text-encoder ID_OR_PATH"
+            )
+        try:
+            config = AutoConfig.from_pretrained(text_encoder)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"anchorprune: cannot read the text encoder {text_encoder!r} "
+                f"({str(error).splitlines()[0]}); give --anchorprune-text-encoder the hub id or "
+                f"local path of the {self.name} checkpoint that the vision tower comes from"
+            ) from error
+        if config.model_type != self.model_type:
+            raise ValueError(
+                f"anchorprune: the text encoder {text_encoder!r} is a {config.model_type!r} model, "
+                f"but this vision tower needs a full {self.name} checkpoint "
+                f"(model_type {self.model_type!r})"
+            )
+        paired = self._sizes_of(config.vision_config)
+        if paired != sizes:
+            raise ValueError(
+                f"anchorprune: the text encoder {text_encoder!r} does not fit the vision tower: it "
+                f"is paired with a tower of {_written(paired)}, the model has {_written(sizes)}"
+            )
+        return text_encoder
+
+    def check_files(self, text_encoder: str) -> None:
+        """Raise ValueError if a text encoder has no tokenizer or, on this disk, no weights."""
+        remedy = f"give --anchorprune-text-encoder a complete {self.name} checkpoint"
+        try:
+            self.query_tokenizer(text_encoder)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"anchorprune: the text encoder {text_encoder!r} has no tokenizer of its own "
+                f"({str(error).splitlines()[0]}); {remedy}"
+            ) from error
+        path = Path(text_encoder)
+        if path.is_dir() and not any([*path.glob("*.safetensors"), *path.glob("*.bin")]):
+            raise ValueError(
+                f"anchorprune: the text encoder {text_encoder!r} has no weights; {remedy}"
+            )
+
+    def _sizes_of(self, vision_config: Any) -> dict[str, int]:
+        return {name: getattr(vision_config, name) for name in self.sizes}
+
+
+def _written(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sizes.items())
+
+
+class TextPair(ABC):
+    """The half of a pair that the model lacks, on the model's device, in its dtype."""
+
+    def __init__(self, parts: Sequence[nn.Module], device: torch.device) -> None:
+        self._parts = parts
+        self._device = device
+        self._queries: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that is on the device."""
+        return [
+            tensor.detach()
+            for part in self._parts
+            for tensor in itertools.chain(part.parameters(), part.buffers())
+        ]
+
+    @abstractmethod
+    def embed_patches(self, hidden: Tensor) -> Tensor:
+        """Patches in the shared space: [..., D] to [..., P]."""
+
+    @abstractmethod
+    def _embed_segments(self, ids: Tensor) -> Tensor:
+        """Segments [M, L] of queries in the shared space: [M, P]."""
+
+    def embed_queries(self, queries: Sequence[Tensor]) -> list[Tensor]:
+        """For each query's segments [M, L], the mean of their normalised embeddings: float32 [P].
+
+        That mean is all the method needs: averaging a patch's similarity over segments is its
+        similarity to the mean. All queries not seen lately are encoded together.
+        """
+        keys = [ids.numpy().tobytes() for ids in queries]
+        asked = dict(zip(keys, queries, strict=True))
+        missing = [key for key in asked if key not in self._queries]
+        if missing:
+            encoded = self._encode([asked[key] for key in missing])
+            self._queries.update(zip(missing, encoded, strict=True))
+        for key in asked:
+            self._queries.move_to_end(key)
+        embeddings = [self._queries[key] for key in keys]
+        while len(self._queries) > _CACHED_QUERIES:
+            self._queries.popitem(last=False)
+        return embeddings
+
+    def candidates(
+        self,
+        patches: Sequence[Tensor],
+        context: Sequence[Tensor],
+        features: Sequence[MediaFeatures],
+        plans: Sequence[ItemPlan],
+        similarity: Similarity,
+    ) -> list[Candidates]:
+        """One `Candidates` per item.
+
+        Relevance is negated similarity: the raw one favours background (paper, Stage 1), and is
+        there to be compared with.
+
+        patches: of each item, in the shared space, float32 [N, P], normalised.
+        context: of each item, the features of Stage 2 [N, D].
+        """
+        asked = [i for i, plan in enumerate(plans) if len(plan.query_ids)]
+        words = self.embed_queries([plans[i].query_ids for i in asked])
+        words_of = dict(zip(asked, words, strict=True))
+        sign = {"negated": -1.0, "raw": 1.0}[similarity]
+        return [
+            Candidates(
+                relevance=sign * torch.mv(patches[i], words_of[i]) if i in words_of else None,
+                features=patches[i],
+                importance=features[i].importance_or_empty,
+                budget=plan.kept,
+                context_features=context[i],
+                units=plan.units,
+            )
+            for i, plan in enumerate(plans)
+        ]
+
+    def _encode(self, queries: Sequence[Tensor]) -> list[Tensor]:
+        longest = max(ids.shape[1] for ids in queries)
+        # The last token of a segment is one to fill up with: repeating it makes all as long.
+        filled = torch.cat(
+            [torch.cat([ids, ids[:, -1:].expand(-1, longest - ids.shape[1])], 1) for ids in queries]
+        )
+        segments = to_device(filled, self._device)
+        embeddings = torch.cat(
+            [self._embed_segments(chunk) for chunk in segments.split(_SEGMENTS_PER_CALL)]
+        )
+        per_query = F.normalize(embeddings.float(), dim=-1).split([len(ids) for ids in queries])
+        return [segments.mean(dim=0) for segments in per_query]

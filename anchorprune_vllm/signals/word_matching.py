@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relevance by matching visual tokens with words in the language model's own embedding space.
+
+For models whose vision tower has no text tower beside it. A visual token is as relevant as its best
+match among the tokens of the question, or, to compare, as its mean match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anchorprune_vllm.config import Matching
+from anchorprune_vllm.plan import ItemPlan
+from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.worker.feature_cache import MediaFeatures
+
+EmbedWords = Callable[[Tensor], Tensor]
+"""Token ids [M] on the CPU to embeddings [M, H]."""
+
+_WORDS_AT_ONCE = 512
+"""A question may be as long as the context of the model: no more of it is embedded at a time."""
+
+
+class MatchingSignals:
+    """Signals of models that project visual tokens among the embeddings of words.
+
+    embed_words: token ids [M] on the CPU to embeddings [M, H]; under tensor parallelism the same on
+    all ranks.
+    size: H, where rows are wider (DeepStack's levels lie behind it); None: they are not.
+    """
+
+    def __init__(
+        self,
+        embed_words: EmbedWords,
+        matching: Matching = "max",
+        size: int | None = None,
+    ) -> None:
+        self._embed_words = embed_words
+        self._size = size
+        self._match = {"max": best_match, "mean": mean_match}[matching]
+
+    def candidates(
+        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+    ) -> list[Candidates]:
+        """One `Candidates` per item."""
+        tokens = [item.hidden for item in features]
+        if self._size is not None:
+            tokens = [rows[:, : self._size] for rows in tokens]
+        relevance = self._relevance(tokens, plans)
+        return [
+            Candidates(
+                relevance=relevance.get(i),
+                features=rows,
+                importance=item.importance_or_empty,
+                budget=plan.kept,
+                units=plan.units,
+            )
+            for i, (rows, item, plan) in enumerate(zip(tokens, features, plans, strict=True))
+        ]
+
+    def _relevance(self, tokens: Sequence[Tensor], plans: Sequence[ItemPlan]) -> dict[int, Tensor]:
+        """Return the relevance [N] of the tokens of each item that has a question.
+
+        The words of all questions are embedded together, some at a time.
+        """
+        asked = [i for i, plan in enumerate(plans) if plan.query_ids.numel()]
+        if not asked:
+            return {}
+        ids = torch.cat([plans[i].query_ids.flatten() for i in asked])
+        relevance: dict[int, Tensor] = {}
+        for start in range(0, len(ids), _WORDS_AT_ONCE):
+            words = self._embed_words(ids[start : start + _WORDS_AT_ONCE])
+            words = F.normalize(words.float(), dim=-1)
+            first = 0  # word of the item, among those of all items
+            for i in asked:
+                total = plans[i].query_ids.numel()
+                part = words[max(0, first - start) : max(0, first + total - start)]
+                if len(part):
+                    relevance[i] = self._match(tokens[i], part, total, relevance.get(i))
+                first += total
+        return relevance
+
+
+def best_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None) -> Tensor:
+    """Return the highest cosine of each token with any word of its question.
+
+    Args:
+        tokens: [N, H].
+        words: [M, H], some of the words, normalised.
+        total: the number of words of the whole question.
+        so_far: what this gave for the words before these; None: they are the first.
+
+    Returns:
+        float32 [N].
+    """
+    best = (F.normalize(tokens.float(), dim=-1) @ words.T).amax(1)
+    return best if so_far is None else so_far.maximum(best)
+
+
+def mean_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None) -> Tensor:
+    """Return the mean cosine of each token with the words: arguments of `best_match`."""
+    mean = torch.mv(F.normalize(tokens.float(), dim=-1), words.sum(0) / total)
+    return mean if so_far is None else so_far + mean

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look at what a pruner's method is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.worker.pruner import VisualPruner
+
+
+def record_selections(pruner: VisualPruner) -> list[tuple[Candidates, KeptTokens]]:
+    """A list that gets all items from now on."""
+    method = pruner._method
+    record: list[tuple[Candidates, KeptTokens]] = []
+
+    def select(items: Sequence[Candidates]) -> list[KeptTokens]:
+        kept = method.select(items)
+        record.extend(zip(items, kept, strict=True))
+        return kept
+
+    pruner._method = replace(method, select=select)
+    return record
+
+
+@contextmanager
+def recorded_selections(pruner: VisualPruner) -> Iterator[list[tuple[Candidates, KeptTokens]]]:
+    """The same, while entered."""
+    method = pruner._method
+    try:
+        yield record_selections(pruner)
+    finally:
+        pruner._method = method

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's `EngineArgs`: our flags go in, our settings are checked before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+from anchorprune_vllm.config import CONFIG_KEY
+from anchorprune_vllm.flags import CommandLineSettings, add_flags
+
+
+def wrap_add_cli_args(original: staticmethod) -> staticmethod:  # type: ignore[type-arg]
+    """Add the flags behind vLLM's own."""
+
+    @functools.wraps(original.__func__)
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = original.__func__(parser)
+        add_flags(parser)
+        return parser
+
+    return staticmethod(add_cli_args)
+
+
+def wrap_create_model_config(original: Any) -> Any:
+    """Look at each model config as soon as it is made."""
+
+    @functools.wraps(original)
+    def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model_config = original(self, *args, **kwargs)
+        check_model_config(self, model_config)
+        return model_config
+
+    return create_model_config
+
+
+def check_model_config(engine_args: Any, model_config: Any) -> None:
+    """Refuse settings that cannot work, at start-up, in one line."""
+    from anchorprune_vllm.plugin import check_model
+
+    try:
+        check_model(engine_args, model_config)
+    except ValueError as error:
+        overrides = engine_args.hf_overrides
+        settings = overrides.get(CONFIG_KEY) if isinstance(overrides, dict) else None
+        if isinstance(settings, CommandLineSettings):
+            # On the command line the message is all that helps: no traceback.
+            raise SystemExit(f"vllm: error: {error}") from error
+        raise

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pruned way of an image or video is run before a server is ready, on vLLM's dummy items.
+
+Kernels are compiled when they are first used. vLLM runs all that a request runs before it says that
+it is ready, and with `--jit-monitor-mode=error` what compiles after that ends the engine. Dummy
+items come to the model when vLLM profiles its memory; where that is skipped, they are made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry, VllmJitKernel
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.encoder_budget import MultiModalBudget
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+
+from anchorprune_vllm.worker.pruner import VisualPruner
+
+
+def warm_up_without_profiling(
+    pruner: VisualPruner, embed: Callable[..., Any], vllm_config: VllmConfig
+) -> None:
+    """Ask vLLM to warm a pruner up with its own kernels, unless dummy items came to it by then.
+
+    Call it while the model is made: vLLM collects what is to be compiled at that time.
+
+    Args:
+        pruner: what is to be warm.
+        embed: `embed_multimodal` of the model that the pruner belongs to.
+        vllm_config: of the engine.
+    """
+    JitWarmupRegistry.register(_PrunedWay(pruner, embed, vllm_config))
+
+
+def warm_up_now(model: Any, vllm_config: VllmConfig) -> None:
+    """Run the pruned way of a loaded model, where vLLM neither profiles nor warms kernels up."""
+    way = _PrunedWay(model._pruner, model.embed_multimodal, vllm_config)
+    for key in way.get_warmup_keys():
+        way.compile(key)
+
+
+class _PrunedWay(VllmJitKernel[None]):
+    """All kernels between vision tower and language model, compiled by running them."""
+
+    def __init__(
+        self, pruner: VisualPruner, embed: Callable[..., Any], vllm_config: VllmConfig
+    ) -> None:
+        self._pruner = pruner
+        self._embed = embed
+        self._config = vllm_config
+
+    def get_warmup_keys(self) -> list[None]:
+        return [] if self._pruner.is_warm else [None]
+
+    @torch.inference_mode()
+    def compile(self, compile_key: None) -> None:
+        """Embed one dummy item of the largest kind."""
+        budget = MultiModalBudget(self._config, MULTIMODAL_REGISTRY, enable_cache=False)
+        items = budget.get_dummy_encoder_profile_inputs(max_items_per_batch=1)
+        device = self._config.device_config.device
+        for _, _, kwargs in group_and_batch_mm_kwargs(items, device=device):
+            self._embed(**kwargs)

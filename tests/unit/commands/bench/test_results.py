@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anchorprune_vllm.commands.bench import report
+from anchorprune_vllm.commands.bench.contenders import FREE, UNPRUNED, Contender
+from anchorprune_vllm.commands.bench.load import KEPT
+from anchorprune_vllm.commands.bench.results import Measurement, Results
+
+PLAIN, FREE_64, OURS_64 = Contender(UNPRUNED), Contender(FREE, "64"), Contender("anchorprune", "64")
+SETTINGS = {"model": "m", "load": {"requests": 4}}
+
+
+def measured(
+    contender: Contender,
+    concurrency: int = 1,
+    round: int = 0,
+    *,
+    ttft: float = 100,
+    throughput: float = 2,
+) -> Measurement:
+    client = dict.fromkeys(KEPT, 1.0) | {
+        "completed": 4,
+        "total_input_tokens": 400,
+        "total_output_tokens": 80,
+        "median_ttft_ms": ttft,
+        "p99_ttft_ms": 3 * ttft,
+        "request_throughput": throughput,
+        "median_tpot_ms": 7.5,
+    }
+    return Measurement(
+        contender,
+        concurrency,
+        round,
+        client,
+        kv_tokens=6000,
+        embedding_seconds=0.5,
+        selection_seconds=0.1,
+        memory_bytes=3 * 2**30,
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    found = Results(tmp_path, SETTINGS)
+    for ttft in (100, 140, 90):  # median 100
+        found.add(measured(PLAIN, round=len(found.measurements), ttft=ttft))
+    found.add(measured(FREE_64, ttft=20, throughput=10))
+    found.add(measured(OURS_64, ttft=25, throughput=9))
+    found.add(measured(PLAIN, 8, throughput=3))
+    return found
+
+
+def test_figures_of_a_measurement() -> None:
+    one = measured(PLAIN)
+    assert one.prompt_tokens == 100
+    assert one.room == 6000 / 120
+    assert one.encoder_ms == pytest.approx(100)  # half a second but a tenth, for four requests
+    assert one.selection_ms == pytest.approx(25)
+
+
+def test_speed_up_and_what_free_selection_reaches(results: Results) -> None:
+    def ttft(one: Measurement) -> float:
+        return one.ttft_ms
+
+    def throughput(one: Measurement) -> float:
+        return one.requests_per_second
+
+    assert results.median(PLAIN, 1, ttft) == 100
+    assert results.speed_up(OURS_64, 1, ttft, less_is_better=True) == 4
+    assert results.speed_up(FREE_64, 1, ttft, less_is_better=True) == 5
+    assert results.of_free(OURS_64, 1, ttft, less_is_better=True) == pytest.approx(0.8)
+    assert results.speed_up(OURS_64, 1, throughput, less_is_better=False) == 4.5
+    assert results.of_free(OURS_64, 1, throughput, less_is_better=False) == pytest.approx(0.9)
+    assert results.speed_up(OURS_64, 8, ttft, less_is_better=True) is None
+    other = Contender("anchorprune", "32")
+    assert results.of_free(other, 1, ttft, less_is_better=True) is None
+
+
+def test_they_come_back_and_are_not_measured_again(results: Results, tmp_path: Path) -> None:
+    again = Results(tmp_path, SETTINGS)
+    assert again.measurements == results.measurements
+    assert (PLAIN, 1, 2) in again
+    assert (PLAIN, 1, 3) not in again
+    assert (OURS_64, 8, 0) not in again
+
+
+def test_other_settings_are_refused(results: Results, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"of other settings \(model 'm', now 'n'\): give"):
+        Results(tmp_path, SETTINGS | {"model": "n"})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"settings": {}, "commands": [], "measurements": [1]}']
+)
+def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot read the results in"):
+        Results(tmp_path, SETTINGS)
+
+
+def cells(table: str, method: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith(f"| {method} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_table(results: Results) -> None:
+    text = report.as_markdown(results, "a model", ["a note"], lambda tokens: (2e12, tokens * 1e10))
+    assert text.startswith("# a model\n- a note\n\n## 1 request at once, median of 3 rounds\n")
+    assert "## 8 requests at once, one round\n" in text
+    ours, not_measured, as_paper = cells(text, "anchorprune")
+    assert ours[1:5] == ["64", "100", "25", "75"]
+    assert ours[7:11] == ["50", "100", "25.0", "3.00"]
+    assert ours[11:] == ["4.00x", "4.50x", "80.0%", "90.0%"]
+    assert set(not_measured[2:]) == {"–"}
+    assert as_paper[1:] == ["64", "1", "2", "25.0", "7.5", "3.22"]
+    (free, *_) = cells(text, FREE)
+    assert free[11:] == ["5.00x", "5.00x", "–", "–"]
+    (plain, *_) = cells(text, UNPRUNED)
+    assert plain[1:4] == ["all", "100", "100"]
+
+
+def test_without_a_formula_there_are_no_flops(results: Results) -> None:
+    as_paper = cells(report.as_markdown(results, "a model", []), "anchorprune")[-1]
+    assert as_paper[2:4] == ["–", "–"]
+
+
+def test_files(results: Results, tmp_path: Path) -> None:
+    report.write_report(results, "a model", [], None)
+    for name in ("budget.png", "concurrency.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "table.md").read_text().startswith("# a model")
+    assert len(json.loads((tmp_path / "results.json").read_text())["measurements"]) == 6
