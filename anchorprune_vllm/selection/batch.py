@@ -2,10 +2,10 @@
 """Which visual tokens AnchorPrune keeps: the public functions.
 
 "AnchorPrune: Relevance-Anchored Contextual Expansion for Visual Token Pruning",
-Kyuan Oh and Bumsoo Kim. Stage 1 is in `anchor.py`, Stage 2 in `expand.py`.
+Kyuan Oh and Bumsoo Kim. Stage 1 is in `anchor.py`, Stage 2 in `expansion.py`.
 
 An item gives the same tokens alone and in any batch. On a CPU all arithmetic is exact
-(`cosine.py`). On a device it is float32, and the host waits for nothing.
+(`exact_cosine.py`). On a device it is float32, and the host waits for nothing.
 """
 
 from __future__ import annotations

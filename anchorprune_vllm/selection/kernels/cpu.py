@@ -5,7 +5,7 @@ Scores only fall as the kept set grows, so an old score is an upper bound. The t
 old score is compared with what was kept since it was last looked at; it is the choice if it stays
 on top, and otherwise waits at its new score. Most tokens are hardly looked at.
 
-Distances are exact (`cosine.py`), so it does not matter which of them are computed, or when. A
+Distances are exact (`exact_cosine.py`), so it does not matter which of them are computed, or when. A
 product of 16-bit numbers tells first whether a distance can be a new minimum: its error has a
 bound, and it is twice as fast as one of float32, as it reads half as much.
 """
