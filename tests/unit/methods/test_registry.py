@@ -303,7 +303,9 @@ def test_anchorprune_is_served_with_its_settings():
         {"stage2": "additive"},
         {"order": "selection"},
     ):
-        (found,) = registry.method_of(PruneConfig.from_dict({"budget": 8, **changes})).select([item])
+        (found,) = registry.method_of(PruneConfig.from_dict({"budget": 8, **changes})).select(
+            [item]
+        )
         results.append((*found.indices.tolist(), *found.is_anchor.tolist()))
     assert len(set(results)) == len(results)
     assert registry.method_of(PruneConfig(8)).asks
