@@ -14,7 +14,7 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 class MuseGlimmer(Family):
-    """Squares of the tower's own grid become a row; pixels or grid say how long a unit's rows are."""
+    """Squares of the tower's own grid become a row; pixels or grid tell a unit's width."""
 
     @classmethod
     def units(
