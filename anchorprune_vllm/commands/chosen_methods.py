@@ -39,7 +39,7 @@ class Method:
 
         A method that does not look at the question stays as it is.
         """
-        if not known.asks(self.name):
+        if not known.uses_query(self.name):
             return self
         return Method(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
 

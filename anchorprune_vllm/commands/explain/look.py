@@ -81,7 +81,7 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
         view_of(loaded, modality, kwargs, plan.tokens, asked.media.picture()),
         MethodView(
             method=method,
-            looks_at_question=method_of(config).asks,
+            looks_at_question=method_of(config).uses_query,
             relevance=_numbers(plan, parts, "relevance"),
             importance=_numbers(plan, parts, "importance"),
             panels=tuple(panels),
