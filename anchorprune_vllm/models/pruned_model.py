@@ -21,7 +21,8 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingC
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from anchorprune_vllm.api.processor import PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of, probe_item

@@ -22,7 +22,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.transformers_utils.config import uses_mrope
 
-from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.item_fields import each_alone
 from anchorprune_vllm.log import active_line, logger
