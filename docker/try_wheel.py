@@ -3,8 +3,8 @@
 
     python docker/try_wheel.py dist/anchorprune_vllm-0.1.0-py3-none-any.whl
 
-The environment has the wheel and nothing else of this project; vLLM and all other packages come from
-the environment that runs this script, so nothing is downloaded.
+The environment has the wheel and nothing else of this project. vLLM and all other packages come
+from the environment that runs this script, so nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of MkDocs: pages from outside docs/, and links that leave it.
 
-Pages link to each other as files in the repository do, so that they can be read there too. The site
-has README.md, CONTRIBUTING.md, CHANGELOG.md and patches/README.md as pages of its own. A link to any
-other file of the repository becomes its name, after a check that the file exists.
+Pages link to each other as files in the repository do, so that they can be read there too. The
+site has README.md, CONTRIBUTING.md, CHANGELOG.md and patches/README.md as pages of its own. A link
+to any other file of the repository becomes its name, after a check that the file exists.
 """
 
 from __future__ import annotations
