@@ -39,10 +39,10 @@ from anchorprune_vllm.api.placeholders import (
     planned,
     planned_as,
 )
-from anchorprune_vllm.api.query import SCOPES, QueryReader
+from anchorprune_vllm.api.query import QueryReader
 from anchorprune_vllm.api.requests import ItemRequest, check_request_keys, read_override
 from anchorprune_vllm.api.size_limits import SizeLimits
-from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, Positions, PruneConfig, resembles_config_key
 from anchorprune_vllm.item_fields import slices_of, to_elems
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import EMBEDDED, MODALITIES, media_token_ids
@@ -87,7 +87,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         config = PruneConfig.of_model(info.ctx.model_config.hf_config)
         assert config is not None, "built only for models with a budget"
         self.prune_config = config
-        self._asks = method_of(config).asks
+        self._uses_query = method_of(config).uses_query
         self._pixel_cache = PixelCache(config.pixel_cache_mb * 2**20)
 
     # Made when needed: vLLM makes a processor for every chat, only to ask it for its limits.
@@ -198,7 +198,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                 found = found * len(items)
             if query is not None and query not in SCOPES:
                 found = [query] * len(items)
-            if not self._asks:
+            if not self._uses_query:
                 found = []
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
@@ -207,7 +207,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                     item_hash,
                     budget or self.prune_config.budget_for(modality),
                     item_words,
-                    lacks_query=self._asks and scope != "none" and not item_words.strip(),
+                    lacks_query=self._uses_query and scope != "none" and not item_words.strip(),
                 )
                 for item_hash, item_words in zip(hashes[modality], found, strict=True)
             ]
