@@ -253,7 +253,7 @@ HOOKS = (
         is_for_native_positions=True,
     ),
     Hook(
-        "api/processor.py",
+        "api/requests.py",
         "apply_or_refuse",
         "set as `apply` on a processor of vLLM's, to refuse budgets while pruning is off",
         "vllm.multimodal.processing:BaseMultiModalProcessor.apply",
