@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families that the general adapter serves, on vLLM's CUDA platform and with both runners.
 
-Of the first-class families these cannot run there, as each needs a kernel of vLLM's CUDA build that
-the simulated device does not have:
+Of the first-class families these cannot run there. Three need a kernel of vLLM's CUDA build, which
+the simulated device does not have; they run on the second runner in
+`tests/engine/test_families_reference.py`:
 
-- `qwen3-vl-moe`: routing to experts (`_moe_C.topk_softmax`),
-- `glm-4v-moe`: routing to groups of experts (`_moe_C.grouped_topk`),
-- `llama4`: sorting tokens by expert (`_moe_C.moe_align_block_size`),
-- `qwen3.5`: its linear attention is written in Triton for a GPU alone: vLLM's warm-up asks a
-  kernel's argument for `nelement`, which Triton's interpreter does not know.
+- `qwen3-vl-moe` chooses experts with `_moe_C.topk_softmax`,
+- `glm-4v-moe` chooses groups of experts with `_moe_C.grouped_topk`,
+- `llama4` sorts tokens by expert with `_moe_C.moe_align_block_size`.
+
+The fourth is `qwen3.5`: the launch of vLLM's kernel `causal_conv1d_fn` asks a tensor for its
+`nelement`, which what Triton's interpreter passes to it does not have.
 """
 
 from __future__ import annotations
@@ -46,10 +48,7 @@ WAITS_BY_ITSELF = ("mistral3", "pixtral")
 """Families whose tower waits for the device in vLLM's own code, of which it may only warn then."""
 # Images that see each other are computed in one step; and the general adapter refuses the client's
 # own embeddings for models with M-RoPE.
-OPTIONS: Mapping[str, Any] = {
-    "max_num_batched_tokens": 512,
-    "enable_mm_embeds": False,
-}
+OPTIONS: Mapping[str, Any] = {"max_num_batched_tokens": 512, "enable_mm_embeds": False}
 LIMITS: Mapping[str, Any] = {"image": {"count": 3, "width": 252, "height": 252}}
 VIDEOS: Mapping[str, Any] = {"video": {"count": 1, "width": 168, "height": 168, "num_frames": 4}}
 

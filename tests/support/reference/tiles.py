@@ -165,7 +165,7 @@ class ReferenceGemma4(_Divided):
         return [len(rows) for rows in self._once(media, self._units)]
 
     def _images(self, media: Any) -> list[Any]:
-        """Pixels and places of an image, or of each frame, where padding depends on the number."""
+        """Pixels of an image, or of each frame of a video, and where its patches are."""
         process = self.processor.image_processor
         if is_image(media):
             return [process(media, return_tensors="pt")]
