@@ -62,6 +62,11 @@ def _add_parts(kinds: Any) -> None:
         help="a clone of the paper's code (github.com/MULTI-cau/AnchorPrune): its selector is "
         "timed beside ours, for items without crops or frames",
     )
+    command.add_argument(
+        "--only",
+        metavar="TABLE",
+        help='one table alone, such as "received attention" (default: all of them)',
+    )
     command.set_defaults(run=_parts)
 
 
@@ -238,7 +243,7 @@ def _parts(args: argparse.Namespace) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.commands.bench.parts import run_parts
 
-    run_parts(args.repeats, args.authors)
+    run_parts(args.repeats, args.authors, args.only)
 
 
 def _serve(args: argparse.Namespace) -> None:

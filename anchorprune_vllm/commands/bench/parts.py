@@ -29,10 +29,11 @@ from anchorprune_vllm.commands.bench.video import measure_videos
 _LENGTHS = (576, 1024, 2048, 4096, 8192, 16384)
 
 
-def run_parts(repeats: int, authors: Path | None = None) -> None:
+def run_parts(repeats: int, authors: Path | None = None, only: str | None = None) -> None:
     """Print all tables, each as soon as it is measured.
 
     authors: a clone of the paper's repository, whose selector is timed beside ours.
+    only: the name of the one table to print.
     """
     console = Console()
     disable_progress_bar()  # of weights being loaded, between the tables
@@ -50,7 +51,9 @@ def run_parts(repeats: int, authors: Path | None = None) -> None:
         "videos": _videos,
         "peak memory": _peak_memory,
     }
-    for what, make_table in tables.items():
+    if only is not None and only not in tables:
+        raise ValueError(f"{only!r} is not one of {', '.join(tables)}")
+    for what, make_table in tables.items() if only is None else [(only, tables[only])]:
         with console.status(f"measuring: {what}"):
             table = make_table(repeats, device)
         table.title = f"{table.title} ({where})"

@@ -208,3 +208,16 @@ def test_all_tables_are_printed(
         ["640", "640", "60.0 MiB", "75.0%"],
     ):
         assert row in rows
+
+
+def test_one_table_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "disable_progress_bar", lambda: None)  # it would be for all tests
+    monkeypatch.setattr(parts, "_LENGTHS", (72,))
+    parts.run_parts(repeats=1, only="received attention alone")
+    printed = capsys.readouterr().out
+    assert printed.count("┏") == 1
+    assert "Received attention alone" in printed
+    with pytest.raises(ValueError, match="'attention' is not one of selection, growth of"):
+        parts.run_parts(repeats=1, only="attention")
