@@ -13,9 +13,8 @@ import pytest
 
 from anchorprune_vllm.commands.chosen_methods import parse_methods
 from anchorprune_vllm.commands.eval.plan import Configuration, engine_runs
-from anchorprune_vllm.commands.eval.results import Results, Run
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.run import Evaluation
-from anchorprune_vllm.commands.eval.scores import Score
 from anchorprune_vllm.testing.demo_models.make import TRAINED
 from tests.support.examples import load_example
 
@@ -23,19 +22,26 @@ ROOT = Path(__file__).parents[3]
 accuracy: ModuleType = load_example("demo_accuracy.py")
 
 
-def made_up(directory: Path, arch: str, *leave_out: str) -> Results:
+def made_up(directory: Path, arch: str, *leave_out: str) -> EvalResults:
     """Results of a model on cluttered scenes: 90% unpruned, and a tenth less for each further row.
 
     With an interval of ±2%, and a kind of question of which a third is right.
     """
-    results = Results(directory, {"limit": 10}, [])
+    results = EvalResults(directory, {"limit": 10}, [])
     for number, row in enumerate(accuracy.rows_of(arch)):
         share = 0.9 - number / 100
-        score = Score(share, share - 0.02, share + 0.02, {"shape": 1 / 3, "colour": share})
+        interval, kinds = (share - 0.02, share + 0.02), {"shape": 1 / 3, "colour": share}
         if row.title in leave_out:
             continue
         for configuration in dict.fromkeys(row.at(budget) for budget in accuracy.BUDGETS):
-            results.runs.append(Run(configuration, "clutter", score, (), (), None, None))
+            run = Run(
+                **vars(configuration),
+                data="clutter",
+                accuracy=share,
+                interval=interval,
+                kinds=kinds,
+            )
+            results.rows.append(run)
     return results
 
 
@@ -55,7 +61,7 @@ def test_every_row_is_measured_and_nothing_else(
 
     def run_eval(wanted: Evaluation) -> None:
         runs = engine_runs(
-            *(wanted.methods, wanted.budgets, wanted.scopes, wanted.positions, None, wanted.ceiling)
+            *(wanted.methods, wanted.budgets, wanted.query, wanted.positions, None, wanted.ceiling)
         )
         asked.extend(each for engine in runs for each in engine.configurations)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.demo.drawing import Drawing, as_text
 from anchorprune_vllm.commands.demo.questions import questions_for
 
@@ -37,7 +37,9 @@ def test_tokens_are_drawn_where_they_are(
 
 
 def test_an_example_that_cannot_be_drawn_names_its_log(tmp_path: Path) -> None:
-    with Drawing(tmp_path, tmp_path / "none", QUESTION, Method("anchorprune"), "8") as drawing:
+    with Drawing(
+        tmp_path, tmp_path / "none", QUESTION, ChosenMethod("anchorprune"), "8"
+    ) as drawing:
         told = drawing.finish()
     log = tmp_path / "example.log"
     assert told == f"The example could not be drawn: see {log}"
@@ -45,7 +47,7 @@ def test_an_example_that_cannot_be_drawn_names_its_log(tmp_path: Path) -> None:
 
 
 def test_a_drawing_ends_with_its_block(demo_model: Path, tmp_path: Path) -> None:
-    with Drawing(tmp_path, demo_model, QUESTION, Method("anchorprune"), "8") as drawing:
+    with Drawing(tmp_path, demo_model, QUESTION, ChosenMethod("anchorprune"), "8") as drawing:
         process = drawing._process
         assert process.poll() is None
     assert process.poll() not in (None, 0)  # stopped on the way

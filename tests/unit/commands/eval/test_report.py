@@ -11,9 +11,7 @@ from rich.console import Console
 
 from anchorprune_vllm.commands.eval import report
 from anchorprune_vllm.commands.eval.data import DataSet
-from anchorprune_vllm.commands.eval.plan import Configuration
-from anchorprune_vllm.commands.eval.results import Results, Run
-from anchorprune_vllm.commands.eval.scores import Score
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.vqa_data import Picture, Question
 
 
@@ -28,14 +26,19 @@ TWO = data_set("two", "all")
 
 def run(method: str, accuracy: float, *where: str | None, data: DataSet = ONE) -> Run:
     """`where`: positions, query, budget. The interval is from 0.02 below to 0.04 above."""
-    kinds = dict.fromkeys(data.kind_of, accuracy)
-    found = Score(accuracy, accuracy - 0.02, accuracy + 0.04, kinds)
-    return Run(Configuration(method, *where), data.name, found, (), (), 20.0, 1.0)
+    positions, query, budget = where or (None, None, None)
+    return Run(
+        *(method, positions, query, budget, data.name),
+        accuracy=accuracy,
+        interval=(accuracy - 0.02, accuracy + 0.04),
+        kinds=dict.fromkeys(data.kind_of, accuracy),
+        prompt_tokens=20.0,
+    )
 
 
-def results(tmp_path: Path, *runs: Run, data: tuple[DataSet, ...] = (ONE,)) -> Results:
-    made = Results(tmp_path, {"model": "some/model"}, data)
-    made.runs += runs
+def results(tmp_path: Path, *runs: Run, data: tuple[DataSet, ...] = (ONE,)) -> EvalResults:
+    made = EvalResults(tmp_path, {"model": "some/model"}, data)
+    made.rows += runs
     return made
 
 
@@ -89,7 +92,7 @@ def test_markdown(tmp_path: Path) -> None:
     assert lines[0] == "# some/model"
     assert lines[2] == report.caption(made)
     assert "accuracy / accuracy of Full x 100." in lines[2]
-    assert "one (2 questions about 1 pictures)" in lines[2]
+    assert "one (2 questions about 1 images)" in lines[2]
     assert "training split" not in lines[2], "there is no blind row"
     table = lines[lines.index("## the model's own positions, query: turn") + 2 :]
     assert table == [

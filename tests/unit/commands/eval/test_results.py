@@ -9,7 +9,7 @@ from PIL import Image
 
 from anchorprune_vllm.commands.eval.data import DataSet
 from anchorprune_vllm.commands.eval.plan import Configuration
-from anchorprune_vllm.commands.eval.results import Results, Run
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.vqa_data import Picture, Question
 
 SETTINGS = {"model": "m", "limit": 5, "questions": {"mine": "abc"}}
@@ -24,15 +24,15 @@ FULL = Configuration("Full")
 PRUNED = Configuration("anchorprune", "native", "turn", "16")
 
 
-def results(directory: Path, **changes: object) -> Results:
-    return Results(directory, {**SETTINGS, **changes}, [DATA])
+def results(directory: Path, **changes: object) -> EvalResults:
+    return EvalResults(directory, {**SETTINGS, **changes}, [DATA])
 
 
 def test_answers_are_judged_one_by_one() -> None:
     run = Run.of_answers(PRUNED, DATA, ["no", " Y.", "no"])
     assert run.right == (False, True, True)
-    assert run.score.accuracy == pytest.approx(2 / 3)
-    assert run.score.kinds == {"a": 1.0, "b": 0.5}
+    assert run.accuracy == pytest.approx(2 / 3)
+    assert run.kinds == {"a": 1.0, "b": 0.5}
     with pytest.raises(ValueError, match="zip"):
         Run.of_answers(PRUNED, DATA, ["no"])
 
@@ -42,10 +42,10 @@ def test_written_and_read_back(tmp_path: Path) -> None:
     full = Run.of_answers(FULL, DATA, ["yes", "x", "yes"], 33.5, 1.0)
     pruned = Run.of_answers(PRUNED, DATA, ["yes", "z", "yes"], 20.0, 0.5)
     written.add(full)
-    assert results(tmp_path / "new" / "folder").runs == [full]
+    assert results(tmp_path / "new" / "folder").rows == [full]
     written.add(pruned)
     read = results(tmp_path / "new" / "folder")
-    assert read.runs == [full, pruned]
+    assert read.rows == [full, pruned]
     assert (FULL, "mine") in read
     assert (PRUNED, "mine") in read
     assert (PRUNED, "other") not in read
@@ -104,4 +104,4 @@ def test_an_interrupted_write_leaves_the_old_file(
         patch.setattr("os.replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.add(Run.of_answers(PRUNED, DATA, ["yes", "x", "yes"]))
-    assert results(tmp_path).runs == [full]
+    assert results(tmp_path).rows == [full]

@@ -28,7 +28,7 @@ def test_accuracy_in_all_and_by_kind() -> None:
     found = score([True, True, False, True, False], [0, 0, 0, 1, 1], ["b", "a", "b", "b", "a"])
     assert found.accuracy == pytest.approx(3 / 5)
     assert found.kinds == {"a": pytest.approx(1 / 2), "b": pytest.approx(2 / 3)}
-    assert found.low <= found.accuracy <= found.high
+    assert found.interval[0] <= found.accuracy <= found.interval[1]
     with pytest.raises(ValueError, match="no questions"):
         score([], [], [])
 
@@ -71,7 +71,7 @@ def test_draws_are_with_replacement_and_always_the_same() -> None:
 
 def test_blocks_of_draws_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.concatenate(list(draws(7, resamples=50)))
-    monkeypatch.setattr(scores, "_AT_ONCE", 7 * 8)
+    monkeypatch.setattr(scores, "_NUMBERS_AT_ONCE", 7 * 8)
     blocks = list(draws(7, resamples=50))
     assert [len(block) for block in blocks] == [8] * 6 + [2]
     assert np.array_equal(np.concatenate(blocks), whole)
