@@ -26,7 +26,7 @@ from anchorprune_vllm.commands.eval.data import load_data
 from anchorprune_vllm.commands.eval.plan import BLIND, FULL, PERFECT, Configuration
 from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.run import Evaluation, run_eval
-from anchorprune_vllm.commands.explain.run import DEMO, Wanted, run_explain
+from anchorprune_vllm.commands.explain.run import DEMO, ExplainSettings, run_explain
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -284,7 +284,7 @@ def draw_examples(results: EvalResults) -> str:
     parts = []
     for text, (file, scene, question) in zip(texts, drawn, strict=True):
         run_explain(
-            Wanted(
+            ExplainSettings(
                 model=DEMO,
                 media=f"clutter:{scene}",
                 question=question,

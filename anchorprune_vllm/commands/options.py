@@ -115,7 +115,9 @@ class _Several(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
         found = [] if before is self.default else before
-        found += [v for v in chain.from_iterable(values) if v not in found]
+        for value in chain.from_iterable(values):
+            if value not in found:
+                found.append(value)
         setattr(namespace, self.dest, found)
 
 

@@ -116,7 +116,9 @@ def _things(questions: Sequence[Question]) -> tuple[Shown, ...]:
         # "what color is the circle?" has a circle, and so has "is there not a circle?", "no".
         if question.kind != "yes/no" or (answer == "yes") != bool({"no", "not"} & {*words}):
             known |= {_NAMES[word]: word for word in words if word in _NAMES}
-    return (Shown(**known),) if known.keys() == {"colour", "shape"} else ()
+    if known.keys() != {"colour", "shape"}:
+        return ()
+    return (Shown(known["colour"], known["shape"]),)
 
 
 # -- files of the user's own ----------------------------------------------------------------------

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from anchorprune_vllm.commands.explain.explanation import Explanation
+from anchorprune_vllm.commands.explain.explanation import Explanation, View
 from anchorprune_vllm.commands.explain.look import load, look
 from anchorprune_vllm.commands.explain.media import Asked, read_asked
-from anchorprune_vllm.commands.explain.views import View, view_of
+from anchorprune_vllm.commands.explain.views import view_of
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from anchorprune_vllm.testing.media import Media, as_data_url, write_clip
