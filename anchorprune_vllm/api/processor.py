@@ -39,10 +39,10 @@ from anchorprune_vllm.api.placeholders import (
     planned,
     planned_as,
 )
-from anchorprune_vllm.api.query import SCOPES, QueryReader
+from anchorprune_vllm.api.query import QueryReader
 from anchorprune_vllm.api.requests import ItemRequest, check_request_keys, read_override
 from anchorprune_vllm.api.size_limits import SizeLimits
-from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, Positions, PruneConfig, resembles_config_key
 from anchorprune_vllm.item_fields import slices_of, to_elems
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import EMBEDDED, MODALITIES, media_token_ids

@@ -20,14 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
+from anchorprune_vllm.config import SCOPES, Scope
 from anchorprune_vllm.media_tokens import find_targets
-
-Scope = Literal["turn", "last", "all", "none"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _Role = Literal["system", "user", "assistant", "tool"]
 _ROLES: dict[str, _Role] = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}

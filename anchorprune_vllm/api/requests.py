@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys, resembles_config_key
+from anchorprune_vllm.checks import check_keys
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, SETTINGS, resembles_config_key
 
 # A prompt's own words are bounded by the model's context; an override's are not.
 _LONGEST_QUERY = 20_000
-_SETTINGS = {each.name for each in fields(PruneConfig)}
+
 _OF_A_REQUEST = ("budget", "query")
 
 
@@ -44,7 +44,7 @@ def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]
     """
     for key in keys:
         is_near = bool(get_close_matches(key, _OF_A_REQUEST, cutoff=0.8))
-        is_ours = key in _SETTINGS or is_near or resembles_config_key(key)
+        is_ours = key in SETTINGS or is_near or resembles_config_key(key)
         if key != CONFIG_KEY and is_ours and key not in known():
             raise ValueError(
                 f"anchorprune: unknown key {key!r} in mm_processor_kwargs; a request's own budget "

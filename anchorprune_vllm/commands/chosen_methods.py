@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from anchorprune_vllm.config import PruneConfig, check_choice
+from anchorprune_vllm.checks import check_choice
+from anchorprune_vllm.config import SETTINGS, PruneConfig
 from anchorprune_vllm.methods import registry
 
 _FLAGS = {
@@ -41,9 +42,8 @@ class ChosenMethod:
 
     def settings(self) -> dict[str, Any]:
         """Return what `PruneConfig` takes; settings that it does not know go to the method."""
-        known = {each.name for each in fields(PruneConfig)}
-        settings = {key: value for key, value in self.options if key in known}
-        others = {key: value for key, value in self.options if key not in known}
+        settings = {key: value for key, value in self.options if key in SETTINGS}
+        others = {key: value for key, value in self.options if key not in SETTINGS}
         if others and self.name != registry.ANCHORPRUNE:
             settings["method_options"] = others
         else:

@@ -93,17 +93,9 @@ def names() -> tuple[str, ...]:
 def method_of(config: PruneConfig) -> Method:
     """The method that settings ask for."""
     if config.method == ANCHORPRUNE:
-        from anchorprune_vllm.selection import AnchorParams, select_batch
+        from anchorprune_vllm.selection import select_batch
 
-        params = AnchorParams(
-            config.min_anchor,
-            config.tau,
-            config.patience,
-            config.max_anchor_ratio,
-            config.stage2,
-            config.order,
-        )
-        return Method(lambda items: select_batch(items, params))
+        return Method(lambda items: select_batch(items, config.anchor))
     function, options = _load(config.method), dict(config.method_options)
     return Method(
         lambda items: [function(item, **options) for item in items],

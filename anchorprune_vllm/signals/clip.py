@@ -7,18 +7,11 @@ checkpoint never trains and vLLM drops, and `visual_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, CLIPModel
 
-from anchorprune_vllm.config import Similarity
-from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import Candidates
 from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
 
 
 class ClipQueryTokenizer:
@@ -70,6 +63,10 @@ class ClipPair(TextPair):
             device,
         )
 
+    @property
+    def width(self) -> int:
+        return self._visual_projection.out_features
+
     def embed_patches(self, hidden: Tensor) -> Tensor:
         return self._visual_projection(self._post_layernorm(hidden))
 
@@ -85,23 +82,3 @@ CLIP = PairFamily(
     query_tokenizer=ClipQueryTokenizer,
     load=ClipPair,
 )
-
-
-class ClipSignals:
-    """Signals of models with a CLIP tower: relevance and anchor novelty in CLIP space."""
-
-    def __init__(self, pair: TextPair, similarity: Similarity = "negated") -> None:
-        self._pair = pair
-        self._similarity = similarity
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        """One `Candidates` per item; media that several items share are embedded once."""
-        media = {id(item): item for item in features}
-        hidden = [item.hidden for item in media.values()]
-        embedded = F.normalize(self._pair.embed_patches(torch.cat(hidden)).float(), dim=-1)
-        patches_of = dict(zip(media, embedded.split([len(h) for h in hidden]), strict=True))
-        patches = [patches_of[id(item)] for item in features]
-        context = [item.hidden for item in features]
-        return self._pair.candidates(patches, context, features, plans, self._similarity)

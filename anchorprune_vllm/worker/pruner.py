@@ -19,31 +19,24 @@ from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.metrics.stopwatch import Stopwatch
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.worker.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures, Relevance
+from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.frame_text import put_among_text
 from anchorprune_vllm.worker.positions import MediaPositions, with_positions
 from anchorprune_vllm.worker.shares import select_with_shares
 
 
-class Signals(Protocol):
-    """Turns tower outputs and questions into what selection ranks by."""
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]: ...
-
-
 class PrunableModel(Protocol):
     """The parts of a vision-language model that the pruner calls, on items given by index."""
+
+    project: Callable[[Tensor], Tensor] | None
+    """Makes rows of the language model [K, H] of the tower's [K, D2]; None: features have them."""
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         """Run the vision tower."""
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         """The model's own unpruned path: [N, H] for each item."""
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Hidden features to language-model embeddings: [K, D] to [K, H]."""
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
         """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
@@ -53,19 +46,28 @@ class PrunableModel(Protocol):
 
 
 class VisualPruner:
-    """Embeds media items, each pruned by its plan."""
+    """Embeds images and videos, each pruned by its plan.
+
+    relevance: compares them with questions; None: the method compares nothing.
+    cache: keeps what the tower gave for recent media.
+    max_encoder_tokens: the largest call of the vision tower, in unpruned tokens.
+    embedding_size: H of the language model; rows may be wider.
+    embed_text: token ids [M] to embeddings [M, H], for text that is embedded among kept tokens.
+    """
 
     def __init__(
         self,
-        signals: Signals,
+        relevance: Relevance | None,
         method: Method,
         cache: FeatureCache,
         max_encoder_tokens: int,
+        embedding_size: int,
         metrics: SelectionMetrics | None = None,
         embed_text: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._metrics = metrics
-        self._signals = signals
+        self._relevance = relevance
+        self._embedding_size = embedding_size
         self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
@@ -82,7 +84,7 @@ class VisualPruner:
         pruned = [i for i, plan in enumerate(plans) if not plan.keeps_all]
         embedded: dict[int, Tensor] = {}
         for batch in self._tower_batches(whole, plans):  # exactly as vLLM would: views of one batch
-            for i, rows in zip(batch, model.embed_whole(batch), strict=True):
+            for i, rows in zip(batch, model.embed_unpruned(batch), strict=True):
                 positions = model.positions(i, plans[i])
                 embedded[i] = rows if positions is None else with_positions(rows, positions)
         if pruned:
@@ -159,16 +161,16 @@ class VisualPruner:
     ) -> tuple[dict[int, Tensor], list[KeptTokens], int]:
         """Return the embeddings of items, what is kept of each, and how many media were encoded."""
         features, encoded = self._features(model, items, plans)
-        with self.selection_time.timing(len(items), features[0].hidden.device):
+        with self.selection_time.timing(len(items), features[0].rows.device):
             asked = [plans[i] for i in items]
             candidates = self._candidates(model, features, asked)
             kept = select_with_shares(
                 self._method.select, candidates, [plan.shares for plan in asked]
             )
-        rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
-        projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
+        rows = [k.rows_of(f.rows) for f, k in zip(features, kept, strict=True)]
+        parts = self._language_rows(model, rows)
         embeddings = {}
-        for i, part, tokens in zip(items, projected, kept, strict=True):
+        for i, part, tokens in zip(items, parts, kept, strict=True):
             positions, places = model.positions(i, plans[i]), tokens.indices
             # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
             if plans[i].moves_text:
@@ -187,23 +189,50 @@ class VisualPruner:
     def _candidates(
         self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
-        """The items with all that the method needs."""
-        projected: Sequence[Tensor | None] = [None] * len(features)
+        """Describe the items with all that the method needs."""
+        questions = [plan.query_ids for plan in plans]
+        relevance: Sequence[Tensor | None] = [None] * len(plans)
+        if self._relevance is not None:
+            relevance = self._relevance(features, questions)
+        projected: Sequence[Tensor | None] = [None] * len(plans)
         if "projected" in self._method.needs:
-            hidden = [item.hidden for item in features]
-            projected = model.project(torch.cat(hidden)).split([len(rows) for rows in hidden])
+            projected = self._language_rows(model, [item.rows for item in features])
         return [
-            item._replace(
-                projected=rows,
-                keys=given.keys,
-                object_attention=given.object_attention,
-                grids=plan.tokens.grids,
-                seed=plan.media_key[0],
-            )
-            for item, rows, given, plan in zip(
-                self._signals.candidates(features, plans), projected, features, plans, strict=True
-            )
+            self._candidates_of(*item)
+            for item in zip(features, plans, relevance, projected, strict=True)
         ]
+
+    def _candidates_of(
+        self,
+        features: MediaFeatures,
+        plan: ItemPlan,
+        relevance: Tensor | None,
+        projected: Tensor | None,
+    ) -> Candidates:
+        context = features.rows[:, : self._embedding_size]
+        if features.context is not None:
+            context = features.context
+        importance = features.importance
+        return Candidates(
+            relevance=relevance,
+            features=context if features.aligned is None else features.aligned,
+            # A method that does not ask for importance and reads it all the same would notice.
+            importance=context.new_empty(0) if importance is None else importance,
+            budget=plan.kept,
+            context_features=context,
+            units=plan.units,
+            projected=projected,
+            keys=features.keys,
+            object_attention=features.object_attention,
+            grids=plan.tokens.grids,
+            seed=plan.media_key[0],
+        )
+
+    def _language_rows(self, model: PrunableModel, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the rows of the language model that `rows` of items are, or become."""
+        if model.project is None:
+            return rows
+        return model.project(torch.cat(list(rows))).split([len(each) for each in rows])
 
     def _features(
         self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]

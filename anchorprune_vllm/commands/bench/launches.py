@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anchorprune_vllm.selection import AnchorParams, Candidates, batch, select_batch
-from anchorprune_vllm.selection.anchor import Unit
-from anchorprune_vllm.selection.batch import anchored_units
 from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+from anchorprune_vllm.selection.units import Unit, anchored_units
 
 KERNELS_OF = {"sort": 8}
 """Operations of torch that launch several kernels: at most so many. All others launch one."""
@@ -91,8 +90,7 @@ def counted(items: Sequence[Candidates], params: AnchorParams | None = None) -> 
             noted = _Noted(note, launches)
             replaced.enter_context(mock.patch.object(module, kernel, noted))
         for module, function, result in (
-            (batch, "anchoring", gpu_anchor.relevance_anchors),
-            (batch, "device_expansion", gpu.expand),
+            (batch, "runs_triton", True),
             (gpu, "compile_for", None),
         ):
             always = mock.Mock(return_value=result)

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from anchorprune_vllm.commands.check.findings import Finding
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
-from anchorprune_vllm.selection import expansion as plain
-from anchorprune_vllm.selection.anchor import relevance_anchors
-from anchorprune_vllm.selection.batch import anchored_units
-from anchorprune_vllm.selection.exact_cosine import distances, unit_rows, working_dtype
-from anchorprune_vllm.selection.expansion import Score
+from anchorprune_vllm.selection.anchorprune import contextual_expansion, protected_anchor
+from anchorprune_vllm.selection.exact_cosine import (
+    MAX_DISTANCE,
+    distances,
+    unit_rows,
+    working_dtype,
+)
 from anchorprune_vllm.selection.kernels import (
-    anchoring,
     expand_item,
     host_expansion,
     runs_triton,
 )
+from anchorprune_vllm.selection.scores import Score
 from anchorprune_vllm.signals.attention import received_attention, received_in_blocks
 
 LARGEST_REGRET = 1e-5
@@ -65,7 +67,7 @@ def check_choices(
 
 def _form(device: torch.device) -> str:
     if device.type == "cpu":
-        return "torch" if host_expansion() is plain.expand else "numba"
+        return "torch" if host_expansion() is contextual_expansion else "numba"
     return "Triton" if runs_triton(device) else "torch"
 
 
@@ -114,17 +116,12 @@ def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Can
 
 def _anchor(item: Candidates, device: torch.device) -> Tensor:
     """Return the anchor [N] of an item by the form for a device; on the CPU, the plain one."""
-    assert item.relevance is not None
-    params = AnchorParams()
-    form = relevance_anchors if device.type == "cpu" else anchoring(device)
-    (anchor,) = form(
-        [item.relevance.to(device)],
-        [item.features.to(device)],
-        [anchored_units(item, params)],
-        params.tau,
-        params.patience,
+    if device.type == "cpu":
+        return protected_anchor(item, AnchorParams())
+    (kept,) = select_batch([_moved(item, device)], AnchorParams())
+    return torch.zeros(len(item.features), dtype=torch.bool, device=device).scatter_(
+        0, kept.indices, kept.is_anchor
     )
-    return anchor
 
 
 def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> float:
@@ -137,7 +134,7 @@ def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> 
         chosen: [K] in the order of choice.
     """
     rows = unit_rows(features)[None]
-    novelty = rows.new_full(anchor.shape, plain.MAX_DISTANCE)
+    novelty = rows.new_full(anchor.shape, MAX_DISTANCE)
     taken = torch.zeros_like(anchor)
     worst = 0.0
     for step, choice in enumerate(chosen.tolist()):

@@ -9,9 +9,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.commands import options
-from anchorprune_vllm.config import POSITIONS
+from anchorprune_vllm.config import POSITIONS, SCOPES
 
 
 def add_eval(commands: Any) -> None:

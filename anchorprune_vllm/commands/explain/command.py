@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.commands import options
+from anchorprune_vllm.config import SCOPES
 
 
 def add_explain(commands: Any) -> None:

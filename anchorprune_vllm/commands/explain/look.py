@@ -21,9 +21,9 @@ from anchorprune_vllm.commands.explain.views import view_of
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods.registry import ANCHORPRUNE, method_of
 from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens
-from anchorprune_vllm.selection.anchor import walk_ranks
-from anchorprune_vllm.selection.batch import anchored_units as bounds_of_anchors
+from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.selection.anchorprune import relevance_anchor
+from anchorprune_vllm.selection.units import anchored_units
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from anchorprune_vllm.testing.selections import recorded_selections
 
@@ -142,28 +142,23 @@ def _anchors(part: _Part, config: PruneConfig) -> list[UnitAnchor]:
     given = part.given
     if config.method != ANCHORPRUNE or given.relevance is None:
         return []
-    params = AnchorParams(config.min_anchor, config.tau, config.patience, config.max_anchor_ratio)
-    bounds = bounds_of_anchors(given, params)
-    if not bounds:
-        return []
-    walk = walk_ranks([given.relevance], [given.features], [bounds], config.tau, config.patience)
     budgets = unit_budgets(given.budget, [rows * columns for rows, columns in given.grids])
-    units = [0] * len(given.features) if given.units is None else given.units.tolist()
+    numbers = [0] * len(given.features) if given.units is None else given.units.tolist()
     found = []
-    steps = (walk.token.tolist(), walk.novel.tolist(), walk.kept.tolist())
-    for bound, token, novel, kept in zip(bounds, *steps, strict=True):
-        anchor = [rank for rank, is_in in enumerate(kept) if is_in]
-        new = tuple(token[rank] + part.first_token for rank in anchor if novel[rank])
-        unit = units[bound.start]
+    for unit in anchored_units(given, config.anchor):
+        relevance, features = given.relevance[unit.tokens], given.features[unit.tokens]
+        anchor = relevance_anchor(relevance, features, unit, config.anchor)
+        novel = anchor.ranking[anchor.is_kept & anchor.is_novel] + unit.start + part.first_token
+        number = numbers[unit.start]
         found.append(
             UnitAnchor(
-                unit=unit + part.first_unit,
-                budget=budgets[unit],
-                minimum=bound.minimum,
-                size=len(anchor),
-                maximum=bound.maximum,
-                novel=new,
-                ended_by="novel tokens" if len(new) == config.patience else "K_max",
+                unit=number + part.first_unit,
+                budget=budgets[number],
+                minimum=unit.minimum,
+                size=int(anchor.is_kept.sum()),
+                maximum=unit.maximum,
+                novel=tuple(novel.tolist()),
+                ended_by="novel tokens" if len(novel) == config.anchor.patience else "K_max",
             )
         )
     return found

@@ -31,7 +31,7 @@ from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 
 
@@ -84,11 +84,11 @@ class _Images:
         encoded = encode_clip_tiles(self._model, torch.cat([self._tiles[i] for i in items]))
         # One index for all images. Of numbers: a mask would have to be counted on the device first.
         numbers = torch.cat(candidates).flatten().nonzero().squeeze(1)
-        index = to_device(numbers, encoded.hidden.device)
+        index = to_device(numbers, encoded.rows.device)
         sizes = [int(patches.sum()) for patches in candidates]
         return encoded.regrouped(lambda part: part.flatten(0, 1)[index].split(sizes))
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaNextForConditionalGeneration.embed_multimodal(
             self._model,
             pixel_values=[self._tiles[i] for i in items],

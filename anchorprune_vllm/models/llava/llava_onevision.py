@@ -8,7 +8,7 @@ Kept tokens are in the model's own order, without its newline tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any
@@ -30,7 +30,7 @@ from anchorprune_vllm.models.llava.siglip import SiglipPrunedModel, SiglipPrunin
 from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 from anchorprune_vllm.worker.pruner import PrunableModel
 
@@ -84,11 +84,12 @@ def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
 class _Images:
     """One call's images, as the pruner asks for them."""
 
+    project: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, model: Any, pixel_values: Sequence[Tensor], image_sizes: Tensor) -> None:
         self._model = model
         self._tiles = pixel_values
         self._sizes = image_sizes
-        self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         tiles = [self._tiles[i] for i in items]
@@ -105,7 +106,7 @@ class _Images:
 
         return self._model.encode_items(torch.cat(tiles), merge)
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaOnevisionForConditionalGeneration.embed_multimodal(
             self._model,
             pixel_values=[self._tiles[i] for i in items],
@@ -124,10 +125,11 @@ class _Images:
 class _Videos:
     """One call's videos, as the pruner asks for them."""
 
+    project: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, model: Any, videos: Sequence[Tensor]) -> None:
         self._model = model
         self._videos = videos
-        self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         # A long video is more than the unpruned engine ever gives to the tower at once.
@@ -143,7 +145,7 @@ class _Videos:
         """[F, P, C] to one item [N, C]."""
         return [self._model.apply_pooling(patches).flatten(0, 1)]
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
             self._model, pixel_values_videos=[self._videos[i] for i in items]
         )

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from anchorprune_vllm.api.query import SCOPES, QueryReader
+from anchorprune_vllm.api.query import QueryReader
+from anchorprune_vllm.config import SCOPES
 
 IMG, VID = "<image>", "<video>"
 MEDIA = {IMG: "image", VID: "video"}

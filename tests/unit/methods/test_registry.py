@@ -303,7 +303,9 @@ def test_anchorprune_is_served_with_its_settings():
         {"stage2": "additive"},
         {"order": "selection"},
     ):
-        (found,) = registry.method_of(PruneConfig(8, **changes)).select([item])
+        (found,) = registry.method_of(PruneConfig.from_dict({"budget": 8, **changes})).select(
+            [item]
+        )
         results.append((*found.indices.tolist(), *found.is_anchor.tolist()))
     assert len(set(results)) == len(results)
     assert registry.method_of(PruneConfig(8)).asks
@@ -312,7 +314,8 @@ def test_anchorprune_is_served_with_its_settings():
 def test_a_method_is_imported_when_it_is_used():
     """Names, and settings without options, need no torch."""
     program = (
-        "import sys; from anchorprune_vllm import PruneConfig, methods; registry.names(); "
+        "import sys; from anchorprune_vllm import PruneConfig; "
+        "from anchorprune_vllm.methods import registry; registry.names(); "
         "PruneConfig(8, method='scope'); print('torch' in sys.modules); "
         "PruneConfig(8, method='scope', method_options={'alpha': 1}); print('torch' in sys.modules)"
     )
