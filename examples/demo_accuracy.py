@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from anchorprune_vllm.commands.eval.data import load_data
 from anchorprune_vllm.commands.eval.plan import BLIND, FULL, PERFECT, Configuration
 from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.run import Evaluation, run_eval
+from anchorprune_vllm.commands.eval.vqa_data import Picture
 from anchorprune_vllm.commands.explain.run import DEMO, ExplainSettings, run_explain
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 
@@ -116,7 +118,6 @@ def measure(arch: str, out: Path, limit: int) -> EvalResults:
 
 def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     """Return the numbers of hits and of questions, by model and settings, and then by kind."""
-    from anchorprune_vllm.commands.eval.asked_thing import anchor_hits
     from anchorprune_vllm.testing.local_model import one_rank
 
     kept = out / f"anchors-{scenes}.json"
@@ -135,6 +136,35 @@ def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
             found[name] = {kind: [sum(each), len(each)] for kind, each in sorted(hits.items())}
             kept.write_text(json.dumps(found, indent=2))
     return found
+
+
+def anchor_hits(
+    model: Path, pictures: Sequence[Picture], settings: Mapping[str, Any], budget: str
+) -> dict[str, list[bool]]:
+    """Return, by kind of question, whether the anchor has a token on the thing that is named.
+
+    The model's processor, tower and selection run in this process, which has to be in `one_rank`.
+    """
+    from anchorprune_vllm.commands.eval.asked_thing import tokens_on
+    from anchorprune_vllm.testing.local_model import LocalModel
+    from anchorprune_vllm.testing.selections import recorded_selections
+
+    local = LocalModel(model, settings=dict(settings))
+    tokenizer = local.processor.info.get_tokenizer()
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for picture in pictures:
+        image = picture.load()
+        for question in filter(lambda question: question.about, picture.questions):
+            content = [{"type": "image"}, {"type": "text", "text": question.text}]
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+            with recorded_selections(local.model._pruner) as record:
+                local.embed(local.process(prompt, image, budget=budget))
+            ((item, kept),) = record
+            on_thing = tokens_on(question.about[:1], item.grids[0])
+            hits[question.kind].append(bool(on_thing[kept.indices[kept.is_anchor]].any()))
+    return dict(hits)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -186,7 +216,7 @@ def _share(hits: int, asked: int) -> str:
 
 
 def _runs(results: EvalResults, data: str) -> dict[Configuration, Run]:
-    return {run.configuration: run for run in results.rows if run.data == data}
+    return {run.configuration: run for run in results.runs if run.data == data}
 
 
 def _accuracies(runs: Mapping[Configuration, Run], row: Row) -> list[str]:
@@ -260,7 +290,7 @@ def plot(results: dict[str, EvalResults], path: Path) -> None:
 
 def draw_examples(results: EvalResults) -> str:
     """Draw the first test scene, and the first one that pruning gets wrong; return the text."""
-    right = {run.configuration: run.right for run in results.rows if run.data == SETS[0]}
+    right = {run.configuration: run.right for run in results.runs if run.data == SETS[0]}
     unpruned, pruned = right[Configuration(FULL)], right[ours("llava-1.5").at(BUDGETS[0])]
     (data,) = load_data([SETS[0]], results.settings["limit"])
     lost = [

@@ -7,61 +7,37 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Self
 
-from pydantic import TypeAdapter
-
-_Row = TypeVar("_Row")
+from pydantic import BaseModel
 
 
-class ResumableResults(Generic[_Row]):
-    """What a command has measured so far, in a JSON file that the next command continues.
+class ResumableResults(BaseModel):
+    """What a command has measured so far, in a JSON file that the next command continues."""
 
-    Args:
-        path: the file; it is read if it exists, and written whenever a row is added.
-        settings: what the rows were measured with. A file with other settings is refused.
-        row_type: a dataclass, a row of the file.
-        key: the name of the list of rows in the file.
-        titles: what to call settings in messages whose values say nothing to people, like hashes.
-    """
+    titles: ClassVar[Mapping[str, str]] = {}
+    """What to call settings in messages whose values say nothing to people, such as hashes."""
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any],
-        row_type: type[_Row],
-        key: str,
-        titles: Mapping[str, str] | None = None,
-    ) -> None:
-        self.path = path
-        self.settings = dict(settings)
-        self.commands: list[str] = []
-        self.rows: list[_Row] = []
-        self._key = key
-        self._adapter = TypeAdapter(list[row_type])  # type: ignore[valid-type]
-        if path.exists():
-            try:
-                stored = json.loads(path.read_text(encoding="utf-8"))
-                found, rows = stored["settings"], self._adapter.validate_python(stored[key])
-                commands = stored["commands"]
-            except (OSError, KeyError, TypeError, ValueError) as error:
-                raise unreadable(path, error) from error
-            check_settings(path, found, self.settings, titles)
-            self.rows, self.commands = rows, commands
+    settings: dict[str, Any]
+    commands: list[str]
 
-    def add(self, *rows: _Row) -> None:
-        """Keep rows, and write the file."""
-        self.rows += rows
-        self.write()
+    def continued(self, path: Path) -> Self:
+        """Return the results in a file, or these if there is none yet.
 
-    def write(self) -> None:
-        """Write the file."""
-        write_json(self.path, self.content(), ensure_ascii=False)
+        Raises ValueError if the file cannot be read, or if its settings are others.
+        """
+        if not path.exists():
+            return self
+        try:
+            found = self.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
+        check_settings(path, found.settings, self.settings, self.titles)
+        return found
 
-    def content(self) -> dict[str, Any]:
-        """Return what the file holds."""
-        rows = self._adapter.dump_python(self.rows, mode="json")
-        return {"settings": self.settings, "commands": self.commands, self._key: rows}
+    def save(self, path: Path, **others: Any) -> None:
+        """Write the file, with other values that are not read again."""
+        write_json(path, self.model_dump(mode="json") | others, ensure_ascii=False)
 
 
 def write_json(path: Path, content: Mapping[str, Any], **options: Any) -> None:

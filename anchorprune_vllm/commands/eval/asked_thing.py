@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anchorprune_vllm.commands.eval.vqa_data import Box, Picture
+from anchorprune_vllm.commands.eval.vqa_data import Box
 from anchorprune_vllm.selection import Candidates, KeptTokens
 
 
@@ -53,31 +51,3 @@ class _ToldMethod:
             return item
         (grid,) = item.grids
         return item._replace(relevance=tokens_on(self.boxes, grid).to(item.features))
-
-
-def anchor_hits(
-    model: Path, pictures: Sequence[Picture], settings: Mapping[str, Any], budget: str
-) -> dict[str, list[bool]]:
-    """Return, by kind of question, whether the anchor has a token on the thing that is named.
-
-    The model's processor, tower and selection run in this process, which has to be in `one_rank`.
-    """
-    from anchorprune_vllm.testing.local_model import LocalModel
-    from anchorprune_vllm.testing.selections import recorded_selections
-
-    local = LocalModel(model, settings=dict(settings))
-    tokenizer = local.processor.info.get_tokenizer()
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for picture in pictures:
-        image = picture.load()
-        for question in filter(lambda question: question.about, picture.questions):
-            content = [{"type": "image"}, {"type": "text", "text": question.text}]
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-            )
-            with recorded_selections(local.model._pruner) as record:
-                local.embed(local.process(prompt, image, budget=budget))
-            ((item, kept),) = record
-            on_thing = tokens_on(question.about[:1], item.grids[0])
-            hits[question.kind].append(bool(on_thing[kept.indices[kept.is_anchor]].any()))
-    return dict(hits)

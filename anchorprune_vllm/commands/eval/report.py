@@ -43,7 +43,7 @@ def sections(results: EvalResults, *, with_kinds: bool = True) -> list[Section]:
         for column in ("total", *_kinds(data.kind_of, with_kinds))
     ]
     header = ("budget", "method", *scores, "Rel.")
-    done = {run.configuration for run in results.rows}
+    done = {run.configuration for run in results.runs}
     references = [c for c in (Configuration(FULL), Configuration(BLIND)) if c in done]
     return [
         Section(
@@ -70,7 +70,7 @@ def caption(results: EvalResults) -> str:
         f"images, {RESAMPLES} resamples). Rel. = accuracy / accuracy of {FULL} x 100{mean}. "
         f"{FULL}: unpruned."
     )
-    if any(run.method == BLIND for run in results.rows):
+    if any(run.method == BLIND for run in results.runs):
         text += (
             f" {BLIND}: the training split's most frequent answer to each question, without the "
             "image."
@@ -107,7 +107,7 @@ def rich_tables(results: EvalResults) -> list[Table]:
 def _groups(results: EvalResults) -> list[list[Configuration]]:
     """Group pruned configurations by positions and query; without any, return an empty group."""
     found: dict[tuple[str | None, str | None], list[Configuration]] = {}
-    for configuration in dict.fromkeys(run.configuration for run in results.rows):
+    for configuration in dict.fromkeys(run.configuration for run in results.runs):
         if configuration.budget is not None:
             group = found.setdefault((configuration.positions, configuration.query), [])
             group.append(configuration)
@@ -134,7 +134,7 @@ def _kinds(kind_of: Iterable[str], with_kinds: bool) -> list[str]:
 
 
 def _row(results: EvalResults, configuration: Configuration, with_kinds: bool) -> tuple[str, ...]:
-    runs = {run.data: run for run in results.rows if run.configuration == configuration}
+    runs = {run.data: run for run in results.runs if run.configuration == configuration}
     cells = [configuration.budget or "", configuration.method]
     for data in results.data:
         kinds = _kinds(data.kind_of, with_kinds)
@@ -172,7 +172,7 @@ def plot(results: EvalResults, path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(names), len(groups), squeeze=False, sharey="row")
     for name, row in zip(names, panels, strict=True):
-        runs = {run.configuration: run for run in results.rows if run.data == name}
+        runs = {run.configuration: run for run in results.runs if run.data == name}
         for group, axes in zip(groups, row, strict=True):
             _draw_references(axes, runs)
             _draw_lines(axes, [runs[each] for each in group if each in runs], methods)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, PrivateAttr
 
 from anchorprune_vllm.commands.eval.data import DataSet
 from anchorprune_vllm.commands.eval.plan import FULL, Configuration
@@ -16,7 +16,6 @@ from anchorprune_vllm.commands.eval.scores import RESAMPLES, is_right, relative,
 from anchorprune_vllm.commands.results_file import ResumableResults
 
 RESULTS_FILE = "results.json"
-_TITLES = {"questions": "questions", "model_files": "files of the model"}
 
 
 def _to_bits(values: Iterable[bool]) -> str:
@@ -58,62 +57,58 @@ class Run:
 
     @classmethod
     def of_answers(
-        cls,
-        configuration: Configuration,
-        data: DataSet,
-        answers: Sequence[str],
-        prompt_tokens: float | None = None,
-        seconds: float | None = None,
+        cls, configuration: Configuration, data: DataSet, answers: Sequence[str], **costs: float
     ) -> Run:
-        """Judge the answers to all questions of a data set."""
+        """Judge the answers to all questions of a data set; `costs`: prompt tokens and seconds."""
         right = tuple(
             is_right(answer, question.answers)
             for answer, question in zip(answers, data.questions, strict=True)
         )
-        return cls(
-            **vars(configuration),
-            data=data.name,
-            **vars(score(right, data.picture_of, data.kind_of)),
-            right=right,
-            answers=tuple(answers),
-            prompt_tokens=prompt_tokens,
-            seconds=seconds,
-        )
+        scores = score(right, data.picture_of, data.kind_of)
+        found: dict[str, Any] = vars(configuration) | vars(scores) | costs
+        return cls(data=data.name, right=right, answers=tuple(answers), **found)
 
 
-class EvalResults(ResumableResults[Run]):
+class EvalResults(ResumableResults):
     """All runs in an output directory, made with the same settings on the same data."""
 
-    def __init__(
-        self, directory: Path, settings: Mapping[str, Any], data: Sequence[DataSet]
-    ) -> None:
-        super().__init__(directory / RESULTS_FILE, settings, Run, "runs", _TITLES)
-        self.data = list(data)
+    titles: ClassVar = {"questions": "questions", "model_files": "files of the model"}
+    runs: list[Run]
+    _path: Path = PrivateAttr()
+    _data: list[DataSet] = PrivateAttr()
+
+    @classmethod
+    def open(cls, directory: Path, settings: Mapping[str, Any], data: Sequence[DataSet]) -> Self:
+        """Return the results in a directory, or new ones if there are none."""
+        path = directory / RESULTS_FILE
+        results = cls(settings=dict(settings), commands=[], runs=[]).continued(path)
+        results._path, results._data = path, list(data)
+        return results
+
+    @property
+    def data(self) -> list[DataSet]:
+        """The data sets, in the order they were asked for."""
+        return self._data
 
     def __contains__(self, asked: tuple[Configuration, str]) -> bool:
-        return asked in {(run.configuration, run.data) for run in self.rows}
+        return asked in {(run.configuration, run.data) for run in self.runs}
 
     def accuracies(self, configuration: Configuration) -> dict[str, float]:
         """Return the accuracy of a configuration on each data set that it has run on."""
-        return {run.data: run.accuracy for run in self.rows if run.configuration == configuration}
+        return {run.data: run.accuracy for run in self.runs if run.configuration == configuration}
 
     def relative(self, configuration: Configuration) -> float | None:
         """Return Rel. over all data sets."""
         return relative(self.accuracies(configuration), self.accuracies(Configuration(FULL)))
 
     def add(self, *runs: Run) -> None:
-        """Keep runs, and write the file."""
-        full = {run.data: run.accuracy for run in (*self.rows, *runs) if run.method == FULL}
-        self.rows = [
-            replace(run, relative=relative({run.data: run.accuracy}, {run.data: full[run.data]}))
-            if run.data in full
-            else run
-            for run in (*self.rows, *runs)
-        ]
-        self.write()
-
-    def content(self) -> dict[str, Any]:
-        """Return what the file holds: the runs, and what paired comparisons need of the data."""
+        """Keep runs, and write the file; beside them, what paired comparisons need of the data."""
+        self.runs += runs
+        full = self.accuracies(Configuration(FULL))
+        for number, run in enumerate(self.runs):
+            unpruned = {name: accuracy for name, accuracy in full.items() if name == run.data}
+            rel = relative({run.data: run.accuracy}, unpruned)
+            self.runs[number] = replace(run, relative=rel)
         data = {
             each.name: {
                 "questions_per_picture": [len(picture.questions) for picture in each.pictures],
@@ -124,4 +119,4 @@ class EvalResults(ResumableResults[Run]):
             }
             for each in self.data
         }
-        return {"resamples": RESAMPLES, "data": data, **super().content()}
+        self.save(self._path, resamples=RESAMPLES, data=data)

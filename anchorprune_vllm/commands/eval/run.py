@@ -78,14 +78,14 @@ def run_eval(wanted: Evaluation) -> EvalResults:
         "versions": {name: version(name) for name in _PACKAGES},
         "device": str(current_platform.get_device_name()),
     }
-    results = EvalResults(wanted.out, settings, data)
+    results = EvalResults.open(wanted.out, settings, data)
     if wanted.command not in results.commands:
         results.commands.append(wanted.command)
     choices = (wanted.methods, wanted.budgets, wanted.query, wanted.positions)
     plan = list(engine_runs(*choices, text_encoder, wanted.ceiling))
     for engine in plan:
         check_engine(wanted.model, engine.settings, wanted.engine_args)
-    results.rows += _blind_runs(results)  # written with the first run of an engine
+    results.runs += _blind_runs(results)  # written with the first run of an engine
     _run_engines(wanted, plan, results, console)
 
     (wanted.out / "table.md").write_text(report.markdown(results), encoding="utf-8")
@@ -158,7 +158,8 @@ def _run_engines(
                         advance=lambda count: progress.advance(bar, count),
                     )
                     seconds = time.perf_counter() - start
-                    run = Run.of_answers(configuration, data, answers, prompt_tokens, seconds)
+                    costs = {"prompt_tokens": prompt_tokens, "seconds": seconds}
+                    run = Run.of_answers(configuration, data, answers, **costs)
                     results.add(run)
                     low, high = run.interval
                     progress.console.print(

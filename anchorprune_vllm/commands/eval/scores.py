@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
-_NUMBERS_AT_ONCE = 2**22  # numbers in a block of resamples, which take 32 MiB
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ def interval(
         return 0.0, 1.0
     asked = np.bincount(place).astype(float)
     correct = np.bincount(place, weights=np.asarray(right, dtype=float))
-    blocks = draws(len(pictures), resamples=resamples, seed=seed)
-    accuracies = np.concatenate([(times @ correct) / (times @ asked) for times in blocks])
+    drawn = draws(len(pictures), resamples, seed)
+    accuracies = [(times @ correct) / (times @ asked) for times in drawn]
     low, high = np.percentile(accuracies, [2.5, 97.5])
     return float(low), float(high)
 
@@ -67,15 +66,13 @@ def interval(
 def draws(
     pictures: int, resamples: int = RESAMPLES, seed: int = 0
 ) -> Iterator[NDArray[np.float64]]:
-    """Draw images with replacement; yield how often each was drawn, as [resamples, images] blocks.
+    """Draw images with replacement; yield for each resample how often each image was drawn.
 
     The same arguments give the same numbers.
     """
     rng = np.random.default_rng(seed)
-    rows = max(1, _NUMBERS_AT_ONCE // pictures)
-    for start in range(0, resamples, rows):
-        count = min(rows, resamples - start)
-        yield rng.multinomial(pictures, np.full(pictures, 1 / pictures), size=count).astype(float)
+    for _ in range(resamples):
+        yield rng.multinomial(pictures, np.full(pictures, 1 / pictures)).astype(float)
 
 
 def relative(accuracies: Mapping[str, float], full: Mapping[str, float]) -> float | None:

@@ -37,8 +37,8 @@ def run(method: str, accuracy: float, *where: str | None, data: DataSet = ONE) -
 
 
 def results(tmp_path: Path, *runs: Run, data: tuple[DataSet, ...] = (ONE,)) -> EvalResults:
-    made = EvalResults(tmp_path, {"model": "some/model"}, data)
-    made.rows += runs
+    made = EvalResults.open(tmp_path, {"model": "some/model"}, data)
+    made.runs += runs
     return made
 
 

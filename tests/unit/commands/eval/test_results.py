@@ -25,7 +25,7 @@ PRUNED = Configuration("anchorprune", "native", "turn", "16")
 
 
 def results(directory: Path, **changes: object) -> EvalResults:
-    return EvalResults(directory, {**SETTINGS, **changes}, [DATA])
+    return EvalResults.open(directory, {**SETTINGS, **changes}, [DATA])
 
 
 def test_answers_are_judged_one_by_one() -> None:
@@ -39,13 +39,13 @@ def test_answers_are_judged_one_by_one() -> None:
 
 def test_written_and_read_back(tmp_path: Path) -> None:
     written = results(tmp_path / "new" / "folder")
-    full = Run.of_answers(FULL, DATA, ["yes", "x", "yes"], 33.5, 1.0)
-    pruned = Run.of_answers(PRUNED, DATA, ["yes", "z", "yes"], 20.0, 0.5)
+    full = Run.of_answers(FULL, DATA, ["yes", "x", "yes"], prompt_tokens=33.5, seconds=1.0)
+    pruned = Run.of_answers(PRUNED, DATA, ["yes", "z", "yes"], prompt_tokens=20.0, seconds=0.5)
     written.add(full)
-    assert results(tmp_path / "new" / "folder").rows == [full]
+    assert results(tmp_path / "new" / "folder").runs == [full]
     written.add(pruned)
     read = results(tmp_path / "new" / "folder")
-    assert read.rows == [full, pruned]
+    assert read.runs == [full, pruned]
     assert (FULL, "mine") in read
     assert (PRUNED, "mine") in read
     assert (PRUNED, "other") not in read
@@ -104,4 +104,4 @@ def test_an_interrupted_write_leaves_the_old_file(
         patch.setattr("os.replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.add(Run.of_answers(PRUNED, DATA, ["yes", "x", "yes"]))
-    assert results(tmp_path).rows == [full]
+    assert results(tmp_path).runs == [full]
