@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
@@ -20,6 +21,7 @@ from anchorprune_vllm.commands.explain.explanation import (
     MethodView,
     Panel,
     State,
+    UnitView,
     View,
     ranks,
 )
@@ -59,17 +61,15 @@ class Cell:
 def cells(method: MethodView, view: View) -> Iterator[Cell]:
     """Yield the cells of a method."""
     notes = _notes(method, view)
-    yield Cell("as the vision tower gets it", _named(view, view.picture), notes)
+    yield Cell("as the vision tower gets it", view.image, notes)
     for caption, scores in method.maps():
-        blank = Image.new("RGB", view.picture.size, "#e4e4e4")
-        yield Cell(
-            caption, blank if scores is None else _named(view, draw_map(view, scores)), notes
-        )
+        blank = Image.new("RGB", view.image.size, "#e4e4e4")
+        yield Cell(caption, blank if scores is None else draw_map(view, scores), notes)
     for panel in method.panels:
         states = panel.states(len(notes))
         yield Cell(
             "\n".join(panel.caption(len(notes))),
-            _named(view, draw_panel(view, panel)),
+            draw_panel(view, panel),
             [f"{note}: {state}" for note, state in zip(notes, states, strict=True)],
         )
 
@@ -77,7 +77,7 @@ def cells(method: MethodView, view: View) -> Iterator[Cell]:
 def draw_panel(view: View, panel: Panel) -> Image.Image:
     """Outline kept tokens, dim the others, and put a dot on those that looked new."""
     boxes = view.tokens
-    layer = Image.new("RGBA", view.picture.size)
+    layer = Image.new("RGBA", view.image.size)
     draw = ImageDraw.Draw(layer)
     for box, state in zip(boxes, panel.states(len(boxes)), strict=True):
         left, top, right, bottom = (round(edge) for edge in box)
@@ -90,28 +90,28 @@ def draw_panel(view: View, panel: Panel) -> Image.Image:
         x0, y0, x1, y1 = boxes[token]
         middle, radius = ((x0 + x1) / 2, (y0 + y1) / 2), max(2.0, (x1 - x0) / 7)
         draw.circle(middle, radius, fill=ANCHOR, outline=_PAPER)
-    return Image.alpha_composite(view.picture.convert("RGBA"), layer).convert("RGB")
+    return Image.alpha_composite(view.image.convert("RGBA"), layer).convert("RGB")
 
 
 def draw_map(view: View, scores: Sequence[float]) -> Image.Image:
     """Colour tokens from dark, for the lowest score, to bright."""
-    layer = Image.new("RGBA", view.picture.size)
+    layer = Image.new("RGBA", view.image.size)
     draw = ImageDraw.Draw(layer)
     low, high = min(scores), max(scores)
     for box, score in zip(view.tokens, scores, strict=True):
         left, top, right, bottom = (round(edge) for edge in box)
         colour = (*heat((score - low) / ((high - low) or 1)), round(255 * _HEAT_OPACITY))
         draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-    grey = view.picture.convert("L").convert("RGBA")
+    grey = view.image.convert("L").convert("RGBA")
     return Image.alpha_composite(grey, layer).convert("RGB")
 
 
 def heat(value: float) -> tuple[int, ...]:
     """Return the colour of a value from 0, dark, to 1, bright."""
-    place = value * (len(_HEAT) - 1)
-    low = min(int(place), len(_HEAT) - 2)
-    ends = zip(_HEAT[low], _HEAT[low + 1], strict=True)
-    return tuple(round(a + (b - a) * (place - low)) for a, b in ends)
+    stops = np.linspace(0, 1, len(_HEAT))
+    return tuple(
+        round(float(np.interp(value, stops, channel))) for channel in zip(*_HEAT, strict=True)
+    )
 
 
 def as_text(boxes: Sequence[Box], panel: Panel) -> str:
@@ -131,7 +131,7 @@ def page(explanation: Explanation) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    view = _scaled(explanation.view)
+    view = fitted(explanation.view)
     return environment.get_template("page.html.jinja").render(
         explanation=explanation,
         view=view,
@@ -143,11 +143,11 @@ def page(explanation: Explanation) -> str:
 
 def draw(explanation: Explanation) -> Image.Image:
     """Draw the whole explanation as one image."""
-    view = _scaled(explanation.view)
-    wide = view.picture.width
+    view = fitted(explanation.view)
+    wide = view.image.width
     blocks = [(method.method, [*cells(method, view)]) for method in explanation.methods]
-    columns = min((_WIDEST - _MARGIN) // (wide + _MARGIN), max(len(block) for _, block in blocks))
-    columns = max(1, columns)
+    most = max(len(block) for _, block in blocks)
+    columns = max(1, min(most, (_WIDEST - _MARGIN) // (wide + _MARGIN)))
     width = max(columns * (wide + _MARGIN) - _MARGIN, _NARROWEST)
     rows = [
         _text(explanation.question, width, _TITLE),
@@ -178,9 +178,9 @@ def _notes(method: MethodView, view: View) -> list[str]:
     return notes
 
 
-def _scaled(view: View) -> View:
-    """Scale a view to the size of a cell, but not beyond the width of the page."""
-    width, height = view.picture.size
+def fitted(view: View) -> View:
+    """Scale a view to the size of a cell, and write the names of units above them if several."""
+    width, height = view.image.size
     by_area = _CELL * (len(view.units) / (width * height)) ** 0.5
     factor = min(by_area, (_WIDEST - 2 * _MARGIN) / width)
 
@@ -189,21 +189,16 @@ def _scaled(view: View) -> View:
         return left, top, right, bottom
 
     units = tuple(
-        replace(unit, box=scaled(unit.box), tokens=tuple(map(scaled, unit.tokens)))
+        UnitView(unit.name, scaled(unit.box), tuple(map(scaled, unit.tokens)))
         for unit in view.units
     )
     size = (round(factor * width), round(factor * height))
-    return View(view.picture.resize(size, Image.Resampling.BICUBIC), units)
-
-
-def _named(view: View, picture: Image.Image) -> Image.Image:
-    """Write the names of units above them, if there are several."""
-    picture = picture.copy()
-    for unit in view.units if len(view.units) > 1 else ():
+    image = view.image.resize(size, Image.Resampling.BICUBIC)
+    for unit in units if len(units) > 1 else ():
         left, top, right, _ = unit.box
         font = _font(max(9, min(_TEXT, int((right - left) / 8))))
-        ImageDraw.Draw(picture).text((left, top - 2), unit.name, _INK, font, anchor="lb")
-    return picture
+        ImageDraw.Draw(image).text((left, top - 2), unit.name, _INK, font, anchor="lb")
+    return View(image, units)
 
 
 def _legend() -> Image.Image:

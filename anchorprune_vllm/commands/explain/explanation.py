@@ -30,7 +30,7 @@ class UnitView:
 class View:
     """All units of an item, laid out in one image."""
 
-    picture: Image.Image
+    image: Image.Image
     units: tuple[UnitView, ...]
 
     @property
@@ -125,7 +125,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the pixels; token numbers count the candidates of all units, in order."""
-        view = {"width": self.view.picture.width, "height": self.view.picture.height}
+        view = {"width": self.view.image.width, "height": self.view.image.height}
         return {
             "model": self.model,
             "media": self.media,

@@ -38,7 +38,7 @@ class _Part:
     """A unit, and the row and column where it will stand; boxes are in its own image."""
 
     name: str
-    picture: Image.Image
+    image: Image.Image
     tokens: list[Box]
     row: int = 0
     column: int = 0
@@ -71,27 +71,27 @@ def view_of(
         return _laid_out(_base_and_crops(model, pixels, kwargs["image_sizes"][0]))
     if isinstance(model.model, OnevisionPrunedModel):
         return _laid_out(_base_and_whole(model, pixels, kwargs["image_sizes"][0], tokens))
-    (picture,) = _tiles(model, pixels[None])
-    return _laid_out([_Part("image", picture, _grid(picture.size, *tokens.grids[0]))])
+    (image,) = _tiles(model, pixels[None])
+    return _laid_out([_Part("image", image, _grid(image.size, *tokens.grids[0]))])
 
 
 def _laid_out(parts: Sequence[_Part]) -> View:
     """Put parts into rows and columns, as wide and as high as they need, each below its name."""
-    gap = max(4, parts[0].picture.width // 24) if len(parts) > 1 else 0
-    widths = _largest((part.column, part.picture.width) for part in parts)
-    heights = _largest((part.row, part.picture.height) for part in parts)
+    gap = max(4, parts[0].image.width // 24) if len(parts) > 1 else 0
+    widths = _largest((part.column, part.image.width) for part in parts)
+    heights = _largest((part.row, part.image.height) for part in parts)
     lefts = [sum(widths[:column]) + gap * column for column in range(len(widths))]
     tops = [sum(heights[:row]) + 2 * gap * (row + 1) for row in range(len(heights))]
     size = (lefts[-1] + widths[-1], tops[-1] + heights[-1])
-    picture = Image.new("RGB", size, _BACKGROUND)
+    image = Image.new("RGB", size, _BACKGROUND)
     units = []
     for part in parts:
         x, y = lefts[part.column], tops[part.row]
-        picture.paste(part.picture, (x, y))
+        image.paste(part.image, (x, y))
         boxes = tuple((x + a, y + b, x + c, y + d) for a, b, c, d in part.tokens)
-        box = (x, y, x + part.picture.width, y + part.picture.height)
+        box = (x, y, x + part.image.width, y + part.image.height)
         units.append(UnitView(part.name, box, boxes))
-    return View(picture, tuple(units))
+    return View(image, tuple(units))
 
 
 def _largest(sizes: Iterable[tuple[int, int]]) -> list[int]:
@@ -111,14 +111,14 @@ def _base_and_crops(model: LocalModel, pixels: Tensor, image_size: Tensor) -> li
     places = places_of(config, image_size)  # [1 + crops, patches]
     _, columns = _crop_grid(config, image_size)
     parts = []
-    for number, picture in enumerate(_tiles(model, pixels[: len(places)])):
-        patches = zip(_grid(picture.size, *[_side(config)] * 2), places[number], strict=True)
+    for number, image in enumerate(_tiles(model, pixels[: len(places)])):
+        patches = zip(_grid(image.size, *[_side(config)] * 2), places[number], strict=True)
         shown = [box for box, place in patches if place >= 0]
         if number == 0:
-            parts.append(_Part("base view", picture, shown))
+            parts.append(_Part("base view", image, shown))
             continue
         row, column = divmod(number - 1, columns)
-        parts.append(_Part(f"crop {number}", picture, shown, row, column + 1))
+        parts.append(_Part(f"crop {number}", image, shown, row, column + 1))
     return parts
 
 
@@ -154,14 +154,14 @@ def _pooled_frames(model: LocalModel, pixels: Tensor, tokens: MediaTokens) -> li
     """Return frames in which a token is pooled from several patches."""
     config = model.model.config
     parts = []
-    for number, picture in enumerate(_tiles(model, pixels)):
+    for number, image in enumerate(_tiles(model, pixels)):
         rows, columns = tokens.grids[number]
-        covered = picture.size
+        covered = image.size
         if getattr(config, "mm_spatial_pool_mode", "bilinear") != "bilinear":
             # Whole windows are pooled: patches on the right and below that fill none are left out.
-            window = config.mm_spatial_pool_stride * (picture.width // _side(config))
+            window = config.mm_spatial_pool_stride * (image.width // _side(config))
             covered = (columns * window, rows * window)
-        parts.append(_in_strip(number, f"frame {number + 1}", picture, covered, (rows, columns)))
+        parts.append(_in_strip(number, f"frame {number + 1}", image, covered, (rows, columns)))
     return parts
 
 
@@ -198,13 +198,12 @@ def _frames_of_patches(
     shape = (frames, rows // merge, columns // merge, merge, merge, 3, pair, patch, patch)
     # To frames, the first of each pair, then channels, then height and width.
     ordered = kwargs[name].reshape(shape).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)[:, 0]
-    pictures = _as_images(model, ordered.reshape(frames, 3, rows * patch, columns * patch))
+    images = _as_images(model, ordered.reshape(frames, 3, rows * patch, columns * patch))
     if modality == "image":
-        return [_Part("image", pictures[0], _grid(pictures[0].size, *tokens.grids[0]))]
+        return [_Part("image", images[0], _grid(images[0].size, *tokens.grids[0]))]
     names = [f"frames {pair * n + 1} to {pair * n + pair}" for n in range(frames)]
     return [
-        _in_strip(n, names[n], picture, picture.size, tokens.grids[n])
-        for n, picture in enumerate(pictures)
+        _in_strip(n, names[n], image, image.size, tokens.grids[n]) for n, image in enumerate(images)
     ]
 
 
@@ -217,17 +216,17 @@ def _units(
 ) -> list[_Part]:
     """Return the tiles, frames or only image of a model of which just the units are known."""
     grids = [grid for grid in tokens.grids if grid[0]]
-    pictures = _pixels_of_units(model, kwargs, len(grids))
-    if not pictures:
-        pictures = [given or Image.new("RGB", _UNSEEN, _BACKGROUND)] * len(grids)
+    images = _pixels_of_units(model, kwargs, len(grids))
+    if not images:
+        images = [given or Image.new("RGB", _UNSEEN, _BACKGROUND)] * len(grids)
     if len(grids) == 1:
         is_known = model.model.tower_signals.is_stated
         name = "image" if is_known else "image, if its tokens are a grid as they are drawn"
-        return [_Part(name, pictures[0], _grid(pictures[0].size, *grids[0]))]
+        return [_Part(name, images[0], _grid(images[0].size, *grids[0]))]
     name = {"image": "tile", "video": "frame"}[modality]
     return [
-        _in_strip(n, f"{name} {n + 1}", picture, picture.size, grid)
-        for n, (picture, grid) in enumerate(zip(pictures, grids, strict=True))
+        _in_strip(n, f"{name} {n + 1}", image, image.size, grid)
+        for n, (image, grid) in enumerate(zip(images, grids, strict=True))
     ]
 
 
@@ -263,12 +262,12 @@ def _as_images(model: LocalModel, pixels: Tensor) -> list[Image.Image]:
 def _in_strip(
     number: int,
     name: str,
-    picture: Image.Image,
+    image: Image.Image,
     covered: tuple[int, int],
     grid: tuple[int, int],
 ) -> _Part:
     """Return a frame or tile of several, which stand in rows of eight."""
-    return _Part(name, picture, _grid(covered, *grid), *divmod(number, _FRAMES_IN_A_ROW))
+    return _Part(name, image, _grid(covered, *grid), *divmod(number, _FRAMES_IN_A_ROW))
 
 
 def _grid(size: tuple[int, int], rows: int, columns: int) -> list[Box]:

@@ -18,6 +18,7 @@ from anchorprune_vllm.commands.explain.drawing import (
     draw,
     draw_map,
     draw_panel,
+    fitted,
     heat,
     page,
 )
@@ -131,16 +132,14 @@ def test_the_picture_grows_with_the_budgets(panels: int, cells: int) -> None:
 
 
 def test_units_have_names_above_them() -> None:
-    panel = Panel("3", (0, 2, 7), (True, False, False))
-    method = MethodView("anchorprune", True, SCORES * 2, SCORES * 2, (panel,))
-    both = view(2)
+    both = fitted(view(2))
+    for unit in both.units:
+        left, top, right, _ = (round(edge) for edge in unit.box)
+        assert len(both.image.crop((left, top - 14, right, top)).getcolors() or []) > 1
+    assert fitted(view()).image.getcolors() == [(340 * 340, GROUND)]
+    method = MethodView("anchorprune", True, SCORES * 2, SCORES * 2, ())
     for cell in cells(method, both):
         assert cell.notes[7].startswith("token 7 in crop 1, relevance")
-        for unit in both.units:
-            above = (0, int(unit.box[1]) - 12, 60, int(unit.box[1]))
-            assert len(cell.image.crop(above).getcolors() or []) > 1
-    first = next(cells(explanation().methods[0], view()))
-    assert first.image.getcolors() == [(60 * 60, GROUND)]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def call_of(model: LocalModel, media: Any) -> tuple[str, dict[str, Any], Any]:
 
 def mean_colours(view: View) -> np.ndarray:
     """Of each token's box in a view: [N, 3]."""
-    pixels = np.asarray(view.picture, dtype=np.float64)
+    pixels = np.asarray(view.image, dtype=np.float64)
     boxes = np.array(view.tokens).round().astype(int)
     return np.array([pixels[t:b, left:r].mean(axis=(0, 1)) for left, t, r, b in boxes])
 
@@ -113,7 +113,7 @@ def test_the_picture_is_shown_as_it_was_given(model: LocalModel) -> None:
     given = picture(2, (2 * tile, 2 * tile) if crops else (tile, tile))
     modality, kwargs, plan = call_of(model, given)
     view = view_of(model, modality, kwargs, plan.tokens)
-    pixels, shown = np.asarray(given, dtype=int), np.asarray(view.picture, dtype=int)
+    pixels, shown = np.asarray(given, dtype=int), np.asarray(view.image, dtype=int)
     boxes = [[round(edge) for edge in unit.box] for unit in view.units[crops:]]
     columns = 1 if len(boxes) == 1 else 2
     for number, (left, top, right, bottom) in enumerate(boxes):
