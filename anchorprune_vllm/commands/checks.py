@@ -48,6 +48,16 @@ def is_writable(directory: Path) -> bool:
     return True
 
 
+def check_plot() -> None:
+    """Raise RuntimeError if no plot can be drawn, which is better known before hours of work."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            "matplotlib is not installed; run: pip install 'anchorprune-vllm[eval]'"
+        ) from error
+
+
 def check_engine_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     """Raise ValueError for arguments of the engine that vLLM does not know or would refuse.
 

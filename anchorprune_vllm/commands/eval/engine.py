@@ -93,7 +93,7 @@ def _arguments(settings: dict[str, Any] | None, options: dict[str, Any]) -> dict
     return arguments
 
 
-def ask(
+def ask_all(
     llm: LLM,
     data: DataSet,
     configuration: Configuration,

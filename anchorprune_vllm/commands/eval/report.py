@@ -151,16 +151,6 @@ def _row(results: EvalResults, configuration: Configuration, with_kinds: bool) -
 # -- the plot -------------------------------------------------------------------------------------
 
 
-def check_plot() -> None:
-    """Raise RuntimeError if no plot can be drawn, which is better known before hours of work."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError(
-            "matplotlib is not installed; run: pip install 'anchorprune-vllm[eval]'"
-        ) from error
-
-
 def plot(results: EvalResults, path: Path) -> None:
     """Plot accuracy against budget, a line for each method, a panel for each data set and group."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anchorprune_vllm.commands.checks import check_model, check_out
+from anchorprune_vllm.commands.checks import check_model, check_out, check_plot
 from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.eval import report
 from anchorprune_vllm.commands.eval.data import DataSet, blind_guesses, load_data
@@ -99,7 +99,7 @@ def run_eval(wanted: Evaluation) -> EvalResults:
 
 def _checked(wanted: Evaluation) -> tuple[list[DataSet], str | None]:
     """Return data and text encoder; raise whatever can be known to be wrong without an engine."""
-    report.check_plot()
+    check_plot()
     check_out(wanted.out)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
@@ -126,7 +126,7 @@ def _run_engines(
     wanted: Evaluation, plan: Sequence[EngineRuns], results: EvalResults, console: Console
 ) -> None:
     """Start each engine that has runs missing, and add these to the results."""
-    from anchorprune_vllm.commands.eval.engine import ask, start_engine
+    from anchorprune_vllm.commands.eval.engine import ask_all, start_engine
 
     asked = [(engine, _asked(engine, results.data)) for engine in plan]
     todo = [
@@ -148,7 +148,7 @@ def _run_engines(
                 for configuration, data in missing:
                     progress.update(bar, description=f"{configuration}: {data.name}")
                     start = time.perf_counter()
-                    answers, prompt_tokens = ask(
+                    answers, prompt_tokens = ask_all(
                         llm,
                         data,
                         configuration,

@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Score:
+class RunScore:
     """Shares of right answers, from 0 to 1."""
 
     accuracy: float
@@ -32,12 +32,12 @@ def _normalised(text: str) -> str:
     return text.strip().lower().removesuffix(".").strip()
 
 
-def score(right: Sequence[bool], picture_of: Sequence[int], kind_of: Sequence[str]) -> Score:
-    """Score a run; the sequences have an entry for each question."""
+def score(right: Sequence[bool], picture_of: Sequence[int], kind_of: Sequence[str]) -> RunScore:
+    """RunScore a run; the sequences have an entry for each question."""
     if not right:
         raise ValueError("no questions, no score")
     correct, kinds = np.asarray(right, dtype=float), np.asarray(kind_of)
-    return Score(
+    return RunScore(
         accuracy=float(correct.mean()),
         interval=interval(right, picture_of),
         kinds={str(kind): float(correct[kinds == kind].mean()) for kind in np.unique(kinds)},

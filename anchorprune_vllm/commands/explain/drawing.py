@@ -16,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from anchorprune_vllm.commands.explain.explanation import (
-    Box,
     Explanation,
     MethodView,
     Panel,
+    PixelBox,
     State,
     UnitView,
     View,
@@ -114,7 +114,7 @@ def heat(value: float) -> tuple[int, ...]:
     )
 
 
-def as_text(boxes: Sequence[Box], panel: Panel) -> str:
+def as_text(boxes: Sequence[PixelBox], panel: Panel) -> str:
     """Draw what is kept of one image as text: a legend, and a line for each row of tokens."""
     rows: dict[float, str] = {}
     for (_, top, _, _), state in zip(boxes, panel.states(len(boxes)), strict=True):
@@ -184,7 +184,7 @@ def fitted(view: View) -> View:
     by_area = _CELL * (len(view.units) / (width * height)) ** 0.5
     factor = min(by_area, (_WIDEST - 2 * _MARGIN) / width)
 
-    def scaled(box: Box) -> Box:
+    def scaled(box: PixelBox) -> PixelBox:
         left, top, right, bottom = (factor * edge for edge in box)
         return left, top, right, bottom
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-Box = tuple[float, float, float, float]
+PixelBox = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels of the view."""
 State = Literal["anchor", "context", "merged", "dropped"]
 EndedBy = Literal["novel tokens", "K_max"]
@@ -22,8 +22,8 @@ class UnitView:
     """An image, a crop or a frame in a view: its name, its place, and those of its tokens."""
 
     name: str
-    box: Box
-    tokens: tuple[Box, ...]
+    box: PixelBox
+    tokens: tuple[PixelBox, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class View:
     units: tuple[UnitView, ...]
 
     @property
-    def tokens(self) -> list[Box]:
+    def tokens(self) -> list[PixelBox]:
         """The boxes of all candidates, in order."""
         return [box for unit in self.units for box in unit.tokens]
 

@@ -19,7 +19,7 @@ from transformers.models.llava_next.modeling_llava_next import (
     unpad_image,
 )
 
-from anchorprune_vllm.commands.explain.explanation import Box, UnitView, View
+from anchorprune_vllm.commands.explain.explanation import PixelBox, UnitView, View
 from anchorprune_vllm.models.families.plain import Consecutive
 from anchorprune_vllm.models.general.adapter import GeneralModel
 from anchorprune_vllm.models.llava.llava_next import PrunedLlavaNext, places_of
@@ -39,7 +39,7 @@ class _Part:
 
     name: str
     image: Image.Image
-    tokens: list[Box]
+    tokens: list[PixelBox]
     row: int = 0
     column: int = 0
 
@@ -270,7 +270,7 @@ def _in_strip(
     return _Part(name, image, _grid(covered, *grid), *divmod(number, _FRAMES_IN_A_ROW))
 
 
-def _grid(size: tuple[int, int], rows: int, columns: int) -> list[Box]:
+def _grid(size: tuple[int, int], rows: int, columns: int) -> list[PixelBox]:
     """Divide a size into boxes, row by row."""
     width, height = size[0] / columns, size[1] / rows
     return [

@@ -18,7 +18,7 @@ Outcome = Literal["equal", "unequal", "refused", "unserved", "failed", "timed ou
 """What became of a trial. `equal`, `unequal`: whether all checks held. `refused`: this package
 refuses the model. `unserved`: vLLM does not serve it, even unpruned. `failed`, `timed out`: its
 process ended or hung. `begun`: nothing is known yet."""
-Level = Literal["full", "reduced"]
+TrialLevel = Literal["full", "reduced"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Trial:
     """Its name for `anchorprune demo-model DIR --arch NAME`."""
     architecture: str
     outcome: Outcome
-    level: Level | None = None
+    level: TrialLevel | None = None
     checks: Mapping[str, bool] = field(default_factory=dict)
     """Whether each check held, by its name."""
     why: str = ""

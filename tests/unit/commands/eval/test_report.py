@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -208,9 +207,3 @@ def test_twelve_methods_can_be_told_apart(tmp_path: Path, drawn: list) -> None:
     width = figure.bbox.width
     assert legend.get_window_extent().x1 <= width
     assert max(axes.get_window_extent().x1 for axes in figure.axes) < legend.get_window_extent().x0
-
-
-def test_matplotlib_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'anchorprune-vllm\[eval\]'"):
-        report.check_plot()
