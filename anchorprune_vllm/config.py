@@ -111,7 +111,8 @@ class PruneConfig:
         registry.check_options(self.method, self.method_options)
         object.__setattr__(self, "method_options", dict(self.method_options))
         for name in _WITH_A_QUESTION_ALONE:
-            if getattr(self, name) != getattr(PruneConfig, name) and not registry.asks(self.method):
+            is_set = getattr(self, name) != getattr(PruneConfig, name)
+            if is_set and not registry.uses_query(self.method):
                 raise ValueError(
                     f"anchorprune: {name} is about the question, which {self.method} does not look "
                     "at; leave it out"

@@ -36,7 +36,7 @@ class ChosenMethod:
 
     def with_defaults(self, options: Mapping[str, Any]) -> ChosenMethod:
         """Add options on how to read the question, unless they are set or the method ignores it."""
-        if not registry.asks(self.name):
+        if not registry.uses_query(self.name):
             return self
         return ChosenMethod(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
 

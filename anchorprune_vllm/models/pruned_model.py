@@ -21,10 +21,11 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingC
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from anchorprune_vllm.api.processor import PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
-from anchorprune_vllm.methods.registry import Signal, method_of, small_item
+from anchorprune_vllm.methods.registry import Signal, method_of, probe_item
 from anchorprune_vllm.metrics.selections import selection_metrics
 from anchorprune_vllm.models.tower_taps import SIGNALS
 from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
@@ -39,7 +40,7 @@ from anchorprune_vllm.worker.positions import (
     prompt_positions,
     with_positions,
 )
-from anchorprune_vllm.worker.pruner import PrunableModel, VisualPruner
+from anchorprune_vllm.worker.pruner import MediaBatch, VisualPruner
 from anchorprune_vllm.worker.warm_up import warm_up_without_profiling
 
 _Model = TypeVar("_Model", bound=type)
@@ -68,7 +69,7 @@ def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[
     return decorate
 
 
-class LargestItemInfo:
+class UnprunedLimits:
     """Mixin over a vLLM processing info: tells the largest item that a request may ask for."""
 
     def get_mm_max_tokens_per_item(
@@ -137,7 +138,7 @@ class PrunedModel:
             # What compiles does so now, and not while a request waits: selection at once, in the
             # state that torch has in a request, and the whole way as soon as there are weights.
             with torch.device("cpu"), set_default_torch_dtype(torch.float32):
-                method.select([small_item(vllm_config.device_config.device)])
+                method.select([probe_item(vllm_config.device_config.device)])
             warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
 
     @classmethod
@@ -190,7 +191,7 @@ class PrunedModel:
     @abstractmethod
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
-    ) -> PrunableModel:
+    ) -> MediaBatch:
         """One call's items of a modality, as the pruner asks for them."""
 
     def embed_text(self, ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, CLIPModel
 
-from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
+from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastivePair
 
 
 class ClipQueryTokenizer:
@@ -42,7 +42,7 @@ class ClipQueryTokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), -1 if rows else 0)
 
 
-class ClipPair(TextPair):
+class ClipPair(ContrastivePair):
     """The half of a CLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -74,7 +74,7 @@ class ClipPair(TextPair):
         return self._text_projection(self._text_model(input_ids=ids).pooler_output)
 
 
-CLIP = PairFamily(
+CLIP = ContrastiveFamily(
     name="CLIP",
     model_type="clip",
     sizes=("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"),

@@ -29,7 +29,7 @@ _SEGMENTS_PER_CALL = 64
 
 
 @dataclass(frozen=True)
-class PairFamily:
+class ContrastiveFamily:
     """A kind of pair, and which checkpoint belongs to which vision tower."""
 
     name: str
@@ -39,7 +39,7 @@ class PairFamily:
     known: Mapping[tuple[int, ...], str]
     query_tokenizer: Callable[[str], Callable[[str], Tensor]]
     """Checkpoint to what turns query words into [segments, length] token ids."""
-    load: Callable[[str, torch.dtype, torch.device], TextPair]
+    load: Callable[[str, torch.dtype, torch.device], ContrastivePair]
     """Checkpoint to the half that the model lacks."""
 
     def find(self, vision_config: Any, given: str | None) -> str:
@@ -101,7 +101,7 @@ def _written(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())
 
 
-class TextPair(ABC):
+class ContrastivePair(ABC):
     """The half of a pair that the model lacks, on the model's device, in its dtype."""
 
     def __init__(self, parts: Sequence[nn.Module], device: torch.device) -> None:
@@ -170,7 +170,7 @@ class ContrastiveRelevance:
     is there to be compared with.
     """
 
-    def __init__(self, pair: TextPair, similarity: Similarity = "negated") -> None:
+    def __init__(self, pair: ContrastivePair, similarity: Similarity = "negated") -> None:
         self._pair = pair
         self._sign = {"negated": -1.0, "raw": 1.0}[similarity]
 

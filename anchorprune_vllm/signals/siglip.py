@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, SiglipModel
 
-from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
+from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastivePair
 
 
 class SiglipQueryTokenizer:
@@ -44,7 +44,7 @@ class SiglipQueryTokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), self._length)
 
 
-class SiglipPair(TextPair):
+class SiglipPair(ContrastivePair):
     """The half of a SigLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class SiglipPair(TextPair):
         return self._text_model(input_ids=ids).pooler_output
 
 
-SIGLIP = PairFamily(
+SIGLIP = ContrastiveFamily(
     name="SigLIP",
     model_type="siglip",
     # Not the number of layers: models leave out the last.

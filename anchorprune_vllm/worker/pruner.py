@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VisualPruner`: what every pruned model does between vision tower and language model.
+"""`VisualPruner`: what every pruned model does between vision tower and language media.
 
 encode (or take from the feature cache) -> signals -> select -> gather K rows -> project.
 """
@@ -26,8 +26,8 @@ from anchorprune_vllm.worker.positions import MediaPositions, with_positions
 from anchorprune_vllm.worker.shares import select_with_shares
 
 
-class PrunableModel(Protocol):
-    """The parts of a vision-language model that the pruner calls, on items given by index."""
+class MediaBatch(Protocol):
+    """The images or videos of one call, as a model gives them to the pruner, by their index."""
 
     project: Callable[[Tensor], Tensor] | None
     """Makes rows of the language model [K, H] of the tower's [K, D2]; None: features have them."""
@@ -78,22 +78,20 @@ class VisualPruner:
         """Whether dummy items were embedded."""
         self._show_cache()
 
-    def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
+    def embed(self, media: MediaBatch, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
         whole = [i for i, plan in enumerate(plans) if plan.keeps_all]
         pruned = [i for i, plan in enumerate(plans) if not plan.keeps_all]
         embedded: dict[int, Tensor] = {}
         for batch in self._tower_batches(whole, plans):  # exactly as vLLM would: views of one batch
-            for i, rows in zip(batch, model.embed_unpruned(batch), strict=True):
-                positions = model.positions(i, plans[i])
+            for i, rows in zip(batch, media.embed_unpruned(batch), strict=True):
+                positions = media.positions(i, plans[i])
                 embedded[i] = rows if positions is None else with_positions(rows, positions)
         if pruned:
-            embedded.update(self._embed_pruned(model, pruned, plans))
+            embedded.update(self._embed_pruned(media, pruned, plans))
         return [embedded[i] for i in range(len(plans))]
 
-    def warm_up(
-        self, model: PrunableModel, plans: Sequence[ItemPlan], budget: Budget
-    ) -> list[Tensor]:
+    def warm_up(self, media: MediaBatch, plans: Sequence[ItemPlan], budget: Budget) -> list[Tensor]:
         """Embed vLLM's dummy items, first pruned to a budget and then whole: returns the latter.
 
         What a request compiles is compiled then, and vLLM's profiling sees the memory of both.
@@ -101,17 +99,17 @@ class VisualPruner:
         candidates = plans[0].tokens.candidates  # the same of all
         kept = max(1, min(budget.tokens(candidates), candidates - 1))
         # Each of them another media, as in the largest batch that a step may have.
-        media = [(0, number) for number in range(len(plans))]
-        pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, media, strict=True)]
+        keys = [(0, number) for number in range(len(plans))]
+        pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, keys, strict=True)]
         items = list(range(len(plans)))
         if self._method.most_tokens is None or candidates <= self._method.most_tokens:
-            self._prune(model, items, pruned)
+            self._prune(media, items, pruned)
         else:  # such a request is refused
-            self._features(model, items, pruned)
+            self._features(media, items, pruned)
         self.selection_time = Stopwatch()
         self.forget_media()
         self.is_warm = True
-        return self.embed(model, plans)
+        return self.embed(media, plans)
 
     def use_cache(self, make: Callable[[], FeatureCache]) -> None:
         """Take another cache, once it is known how large a row is."""
@@ -147,9 +145,9 @@ class VisualPruner:
             yield batch
 
     def _embed_pruned(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
-        embeddings, kept, encoded = self._prune(model, items, plans)
+        embeddings, kept, encoded = self._prune(media, items, plans)
         if self._metrics is not None:
             asked = zip(items, kept, strict=True)
             anchors = [tokens.is_anchor for i, tokens in asked if plans[i].query_ids.numel()]
@@ -157,21 +155,21 @@ class VisualPruner:
         return embeddings
 
     def _prune(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[dict[int, Tensor], list[KeptTokens], int]:
         """Return the embeddings of items, what is kept of each, and how many media were encoded."""
-        features, encoded = self._features(model, items, plans)
+        features, encoded = self._features(media, items, plans)
         with self.selection_time.timing(len(items), features[0].rows.device):
             asked = [plans[i] for i in items]
-            candidates = self._candidates(model, features, asked)
+            candidates = self._candidates(media, features, asked)
             kept = select_with_shares(
                 self._method.select, candidates, [plan.shares for plan in asked]
             )
         rows = [k.rows_of(f.rows) for f, k in zip(features, kept, strict=True)]
-        parts = self._language_rows(model, rows)
+        parts = self._language_rows(media, rows)
         embeddings = {}
         for i, part, tokens in zip(items, parts, kept, strict=True):
-            positions, places = model.positions(i, plans[i]), tokens.indices
+            positions, places = media.positions(i, plans[i]), tokens.indices
             # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
             if plans[i].moves_text:
                 assert self._embed_text is not None
@@ -182,12 +180,12 @@ class VisualPruner:
                 part if positions is None else with_positions(part, positions.of(places))
             )
         # Only now: what the cache gave above are views of pages that this may overwrite.
-        for media, media_features in encoded.items():
-            self._cache.put(media, media_features)
+        for key, media_features in encoded.items():
+            self._cache.put(key, media_features)
         return embeddings, kept, len(encoded)
 
     def _candidates(
-        self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
         """Describe the items with all that the method needs."""
         questions = [plan.query_ids for plan in plans]
@@ -196,7 +194,7 @@ class VisualPruner:
             relevance = self._relevance(features, questions)
         projected: Sequence[Tensor | None] = [None] * len(plans)
         if "projected" in self._method.needs:
-            projected = self._language_rows(model, [item.rows for item in features])
+            projected = self._language_rows(media, [item.rows for item in features])
         return [
             self._candidates_of(*item)
             for item in zip(features, plans, relevance, projected, strict=True)
@@ -228,24 +226,24 @@ class VisualPruner:
             seed=plan.media_key[0],
         )
 
-    def _language_rows(self, model: PrunableModel, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _language_rows(self, media: MediaBatch, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the rows of the language model that `rows` of items are, or become."""
-        if model.project is None:
+        if media.project is None:
             return rows
-        return model.project(torch.cat(list(rows))).split([len(each) for each in rows])
+        return media.project(torch.cat(list(rows))).split([len(each) for each in rows])
 
     def _features(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
         """Tower outputs of each item, and those among them that the cache does not have yet.
 
         The tower runs once for each media, however many items share it.
         """
-        media = [plans[i].media_key for i in items]
-        cached = {key: self._cache.get(key) for key in media}
-        missing = {key: i for key, i in zip(media, items, strict=True) if cached[key] is None}
+        keys = [plans[i].media_key for i in items]
+        cached = {key: self._cache.get(key) for key in keys}
+        missing = {key: i for key, i in zip(keys, items, strict=True) if cached[key] is None}
         encoded: dict[MediaKey, MediaFeatures] = {}
         for batch in self._tower_batches(list(missing.values()), plans):
-            keys = [plans[i].media_key for i in batch]
-            encoded.update(zip(keys, model.encode(batch), strict=True))
-        return [cached[key] or encoded[key] for key in media], encoded
+            in_batch = [plans[i].media_key for i in batch]
+            encoded.update(zip(in_batch, media.encode(batch), strict=True))
+        return [cached[key] or encoded[key] for key in keys], encoded

@@ -69,7 +69,7 @@ def engine_runs(
                 settings["text_encoder"] = text_encoder
             if kind is not None:
                 settings["positions"] = kind
-            uses_query = registry.method_of(PruneConfig.from_dict(settings)).asks
+            uses_query = registry.method_of(PruneConfig.from_dict(settings)).uses_query
             configurations = (
                 Configuration(name, kind, query, budget)
                 for query in (queries if uses_query else queries[:1])

@@ -81,7 +81,7 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
     relevance, importance = (_signal(plan, parts, name) for name in ("relevance", "importance"))
     return Look(
         view_of(loaded, modality, kwargs, plan.tokens, asked.media.picture()),
-        MethodView(method, method_of(config).asks, relevance, importance, tuple(panels)),
+        MethodView(method, method_of(config).uses_query, relevance, importance, tuple(panels)),
     )
 
 

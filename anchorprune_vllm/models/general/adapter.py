@@ -22,14 +22,15 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.transformers_utils.config import uses_mrope
 
-from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.item_fields import each_alone
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.general.media_batch import MediaBatch
+from anchorprune_vllm.models.general.media_batch import GeneralMedia
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.models.linear_positions import (
     LinearPositionsModel,
@@ -42,7 +43,7 @@ from anchorprune_vllm.selection.device import to_device
 from anchorprune_vllm.signals.features import Relevance
 from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.positions import CHANNELS, MediaPositions, MediaSpan
-from anchorprune_vllm.worker.pruner import PrunableModel
+from anchorprune_vllm.worker.pruner import MediaBatch
 
 _CACHE_PAGE = 256
 _LIKE_IMPORTANCE: frozenset[Signal] = frozenset({"keys", "object_attention"})
@@ -154,13 +155,13 @@ class GeneralModel(Family, PrunedModel):
 
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
-    ) -> PrunableModel:
-        media = MediaBatch(self, modality, kwargs, plans)
+    ) -> MediaBatch:
+        media = GeneralMedia(self, modality, kwargs, plans)
         if not self._is_known:  # a dummy item of vLLM's, but on a CPU, which may go without
             self._learn(media, plans[0].tokens)
         return media
 
-    def _learn(self, media: MediaBatch, tokens: MediaTokens) -> None:
+    def _learn(self, media: GeneralMedia, tokens: MediaTokens) -> None:
         """Look at the first item: are its rows as counted, how wide, and of which tower tokens?"""
 
         def run() -> Tensor:

@@ -28,7 +28,7 @@ _NOT_TO_BE_HAD = (
 )
 
 
-class MediaBatch:
+class GeneralMedia:
     """The items of one call, as the pruner asks for them."""
 
     project: Callable[[Tensor], Tensor] | None = None  # rows are embeddings already

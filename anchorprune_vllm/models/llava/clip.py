@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from anchorprune_vllm.models.llava.contrastive import (
-    PairedPrunedModel,
-    PairedPruningProcessor,
+    ContrastivePrunedModel,
+    ContrastivePruningProcessor,
     encode_tiles,
 )
 from anchorprune_vllm.signals.attention import class_attention
@@ -24,16 +24,16 @@ def encode_clip_tiles(model: Any, pixel_values: Tensor) -> MediaFeatures:
     return replace(encoded, aligned=model._align(encoded.rows))
 
 
-class ClipPruningProcessor(PairedPruningProcessor):
+class ClipPruningProcessor(ContrastivePruningProcessor):
     """Mixin: prompts with K placeholders per image, queries written for CLIP's text tower."""
 
-    pair_family = CLIP
+    contrastive_family = CLIP
 
 
-class ClipPrunedModel(PairedPrunedModel):
+class ClipPrunedModel(ContrastivePrunedModel):
     """Mixin: list it before the vLLM model that it extends."""
 
-    pair_family = CLIP
+    contrastive_family = CLIP
 
     def _cache_page(self) -> int:
         return self.vision_tower.vision_model.embeddings.num_positions  # type: ignore[attr-defined]

@@ -16,7 +16,11 @@ from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.models.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
-from anchorprune_vllm.signals.contrastive import ContrastiveRelevance, PairFamily, TextPair
+from anchorprune_vllm.signals.contrastive import (
+    ContrastiveFamily,
+    ContrastivePair,
+    ContrastiveRelevance,
+)
 from anchorprune_vllm.signals.features import MediaFeatures, Relevance
 
 
@@ -50,22 +54,24 @@ def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> Media
     return MediaFeatures(hidden, **by_tile)
 
 
-class PairedPruningProcessor(PruningProcessor):
+class ContrastivePruningProcessor(PruningProcessor):
     """Mixin: queries written for the text tower of the pair."""
 
-    pair_family: PairFamily
+    contrastive_family: ContrastiveFamily
 
     def _text_encoder(self) -> str | None:
         vision_config = self.info.get_hf_config().vision_config
-        return text_encoder_of(self.pair_family, vision_config, self.prune_config)
+        return text_encoder_of(self.contrastive_family, vision_config, self.prune_config)
 
     def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
         if text_encoder is None:
             return lambda query: torch.empty(0, 0, dtype=torch.int64)
-        return self.pair_family.query_tokenizer(text_encoder)
+        return self.contrastive_family.query_tokenizer(text_encoder)
 
 
-def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig) -> str | None:
+def text_encoder_of(
+    family: ContrastiveFamily, vision_config: Any, config: PruneConfig
+) -> str | None:
     """Return the checkpoint of the text tower; None for methods that compare nothing with words.
 
     Raises ValueError if a text tower that is needed cannot be found.
@@ -75,7 +81,7 @@ def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig)
     return family.find(vision_config, config.text_encoder)
 
 
-def _as_buffers(pair: TextPair) -> nn.Module:
+def _as_buffers(pair: ContrastivePair) -> nn.Module:
     """What a pair has on the device, as a part of the model that loads no weights.
 
     vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
@@ -88,15 +94,18 @@ def _as_buffers(pair: TextPair) -> nn.Module:
     return holder
 
 
-class PairedPrunedModel(LinearPositionsModel):
+class ContrastivePrunedModel(LinearPositionsModel):
     """Mixin: list it before the vLLM model that it extends."""
 
-    pair_family: PairFamily
-    _pair: TextPair | None = None
+    contrastive_family: ContrastiveFamily
+    _pair: ContrastivePair | None = None
 
     @classmethod
     def fits(cls, hf_config: Any) -> bool:
-        return hf_config.vision_config.model_type == f"{cls.pair_family.model_type}_vision_model"
+        return (
+            hf_config.vision_config.model_type
+            == f"{cls.contrastive_family.model_type}_vision_model"
+        )
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
@@ -113,19 +122,19 @@ class PairedPrunedModel(LinearPositionsModel):
                 "it out"
             )
         vision_config = model_config.hf_config.vision_config
-        text_encoder = text_encoder_of(cls.pair_family, vision_config, config)
+        text_encoder = text_encoder_of(cls.contrastive_family, vision_config, config)
         if text_encoder is not None:
-            cls.pair_family.check_files(text_encoder)
+            cls.contrastive_family.check_files(text_encoder)
 
     def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance | None:
         model_config = vllm_config.model_config
         vision_config = model_config.hf_config.vision_config
-        text_encoder = text_encoder_of(self.pair_family, vision_config, config)
+        text_encoder = text_encoder_of(self.contrastive_family, vision_config, config)
         logger.info_once(active_line(config, text_encoder))
         if text_encoder is None:
             return None
         device = vllm_config.device_config.device
-        self._pair = self.pair_family.load(text_encoder, model_config.dtype, device)
+        self._pair = self.contrastive_family.load(text_encoder, model_config.dtype, device)
         self.anchorprune_text_encoder = _as_buffers(self._pair)
         return ContrastiveRelevance(self._pair, config.similarity)
 

@@ -20,14 +20,14 @@ from anchorprune_vllm.models.llava.clip import (
     ClipPruningProcessor,
     encode_clip_tiles,
 )
-from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
+from anchorprune_vllm.models.pruned_model import UnprunedLimits, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 
 
-class PrunedLlavaInfo(LargestItemInfo, LlavaProcessingInfo):
+class PrunedLlavaInfo(UnprunedLimits, LlavaProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from anchorprune_vllm.models.llava.contrastive import (
-    PairedPrunedModel,
-    PairedPruningProcessor,
+    ContrastivePrunedModel,
+    ContrastivePruningProcessor,
     encode_tiles,
 )
 from anchorprune_vllm.signals.attention import received_attention
@@ -18,16 +18,16 @@ from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.signals.siglip import SIGLIP
 
 
-class SiglipPruningProcessor(PairedPruningProcessor):
+class SiglipPruningProcessor(ContrastivePruningProcessor):
     """Mixin: prompts with K placeholders per item, queries written for SigLIP's text tower."""
 
-    pair_family = SIGLIP
+    contrastive_family = SIGLIP
 
 
-class SiglipPrunedModel(PairedPrunedModel):
+class SiglipPrunedModel(ContrastivePrunedModel):
     """Mixin: list it before the vLLM model that it extends."""
 
-    pair_family = SIGLIP
+    contrastive_family = SIGLIP
     modalities = ("image", "video")
     config: Any
     multi_modal_projector: Any

@@ -16,7 +16,7 @@ from anchorprune_vllm.models import tower_taps
 from anchorprune_vllm.models.llava import clip as clip_tower
 from anchorprune_vllm.models.llava import siglip as siglip_tower
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.signals.contrastive import TextPair
+from anchorprune_vllm.signals.contrastive import ContrastivePair
 from anchorprune_vllm.signals.word_matching import WordMatching
 from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
@@ -117,7 +117,7 @@ def test_free_selection_computes_no_signals(
         for module in (tower_taps, clip_tower, siglip_tower):
             monkeypatch.setattr(module, name, refuse, raising=False)
     monkeypatch.setattr(tower_taps, "query_and_key", refuse)
-    monkeypatch.setattr(TextPair, "__init__", refuse)
+    monkeypatch.setattr(ContrastivePair, "__init__", refuse)
     monkeypatch.setattr(WordMatching, "_embed_words", refuse, raising=False)
     image = picture(1, (333, 157))
     (given,) = candidates_of(free_model, image)

@@ -146,7 +146,7 @@ def test_an_item_larger_than_the_budget_goes_alone() -> None:
 def test_only_what_the_tower_sees_counts() -> None:
     """Media that the cache knows, or that come twice, go beside any number of others."""
     cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(None, METHOD, cache, 2 * (TOKENS + NEWLINES, SIZE))
+    pruner = VisualPruner(None, METHOD, cache, 2 * (TOKENS + NEWLINES), SIZE)
     pruner.embed(ToyImages([1, 2]), [plan(1), plan(2)])
     seeds = [1, 3, 2, 3, 1, 4, 5]
     images = ToyImages(seeds)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from anchorprune_vllm.commands.eval.asked_thing import tell, tokens_on
-from anchorprune_vllm.methods.registry import Method, small_item
+from anchorprune_vllm.methods.registry import Method, probe_item
 from anchorprune_vllm.selection import Candidates, KeptTokens
 
 
@@ -30,7 +30,7 @@ def test_a_model_that_is_told_takes_the_boxes_for_relevance() -> None:
         given.extend(items)
         return []
 
-    item = small_item()
+    item = probe_item()
     model = SimpleNamespace(_pruner=SimpleNamespace(_method=Method(select)))
     for boxes in ([(0.0, 0.0, 0.5, 0.5)], []):
         tell(model, boxes)

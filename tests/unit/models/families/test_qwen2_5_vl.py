@@ -16,7 +16,7 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
 from anchorprune_vllm.log import logger
-from anchorprune_vllm.models.general.media_batch import MediaBatch
+from anchorprune_vllm.models.general.media_batch import GeneralMedia
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, pop_plans, to_tensors
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
@@ -43,7 +43,7 @@ def process(model: LocalModel, *media: Any, budget: int | str, **options: Any) -
     return model.process(in_dialect(prompt, tokenizer), *media, budget=budget, **options)
 
 
-def batch_of(model: LocalModel, *media: Any) -> MediaBatch:
+def batch_of(model: LocalModel, *media: Any) -> GeneralMedia:
     """Media of one modality as the pruner gets them, and asks for them."""
     ((modality, kwargs),) = model.batches(process(model, *media, budget=10))
     plans = pop_plans(modality, kwargs)
