@@ -173,7 +173,7 @@ HOOKS = (
         "vllm.model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features",
     ),
     Hook(
-        "models/tower_taps.py",
+        "worker/tower_taps.py",
         "register_forward_pre_hook",
         "takes query and key on their way into the encoder's attention",
         "vllm.model_executor.layers.attention.mm_encoder_attention:MMEncoderAttention.forward",
