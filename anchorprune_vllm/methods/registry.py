@@ -149,15 +149,15 @@ def check_method(config: PruneConfig) -> None:
         except Exception as error:
             raise ValueError(
                 f"anchorprune: the method {config.method} fails on an item of {tokens} tokens "
-                f"({type(error).__name__}: {error}); mend it or its options "
+                f"({type(error).__name__}: {error}); fix it or its options "
                 f"{dict(config.method_options)}"
             ) from error
         is_distinct = len(set(indices)) == kept and set(indices) <= set(range(tokens))
         if not is_distinct or shape != [kept, 4]:
             raise ValueError(
-                f"anchorprune: the method {config.method} gave the tokens {indices} and rows of "
-                f"shape {shape} for a budget of {kept} of {tokens}; it must give {kept} distinct "
-                f"ones from 0 to {tokens - 1}, and as many rows"
+                f"anchorprune: the method {config.method} returned the tokens {indices} and rows "
+                f"of shape {shape} for a budget of {kept} of {tokens} tokens; it must return "
+                f"{kept} distinct tokens from 0 to {tokens - 1}, and as many rows"
             )
 
 
