@@ -30,7 +30,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.percent is None):
-            raise ValueError("A budget has either a count or a percent, and not both.")
+            raise ValueError("A budget has either a count or a percent: give exactly one of them.")
         if self.count is not None and (type(self.count) is not int or self.count < 1):
             raise ValueError(_refusal(self.count))
         if self.percent is not None and not 0 < self.percent <= 100:

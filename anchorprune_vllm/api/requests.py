@@ -74,12 +74,16 @@ def read_override(override: object) -> tuple[Budget | None, str | None]:
         )
     if query is not None and len(query) > _LONGEST_QUERY:
         raise ValueError(
-            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are allowed"
+            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are "
+            "allowed: shorten it"
         )
     try:
         (query or "").encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
+        raise ValueError(
+            f"anchorprune: query is not valid Unicode text ({error}); send it without lone "
+            "surrogates"
+        ) from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
 

@@ -101,8 +101,8 @@ class PrunedModel:
         config = PruneConfig.of_model(model_config.hf_config)
         native = config is not None and config.has_native_positions(self.default_positions)
         if native:
-            # vLLM only knows of its own pruning. Its layers ask this method while they are made,
-            # because positions may exceed the length of a pruned prompt, and its runners ask later.
+            # vLLM only knows its own pruning. Its layers call this method while they are made,
+            # because positions may exceed the length of a pruned prompt; its runners call it later.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self._pruner: VisualPruner | None = None

@@ -53,7 +53,7 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
     if sum(segments) != len(query) or min(segments, default=0) < 1:
         raise ValueError(
             f"segments {list(segments)} do not make up {len(query)} tokens: give their lengths, "
-            f"at least 1 each, one behind the other"
+            f"at least 1 each, in order"
         )
     if not runs_triton(query.device):
         return received_in_blocks(query, key, segments, scale)

@@ -68,13 +68,15 @@ class ContrastiveFamily:
             raise ValueError(
                 f"anchorprune: the text encoder {text_encoder!r} is a {config.model_type!r} model, "
                 f"but this vision tower needs a full {self.name} checkpoint "
-                f"(model_type {self.model_type!r})"
+                f"(model_type {self.model_type!r}); give one with --anchorprune-text-encoder"
             )
         paired = self._sizes_of(config.vision_config)
         if paired != sizes:
             raise ValueError(
                 f"anchorprune: the text encoder {text_encoder!r} does not fit the vision tower: it "
-                f"is paired with a tower of {_written(paired)}, the model has {_written(sizes)}"
+                f"is paired with a tower of {_written(paired)}, the model has {_written(sizes)}; "
+                f"give --anchorprune-text-encoder the {self.name} checkpoint that the vision tower "
+                "comes from"
             )
         return text_encoder
 

@@ -114,7 +114,8 @@ class ContrastivePrunedModel(LinearPositionsModel):
         if not isinstance(layer, int):
             raise ValueError(
                 f"anchorprune: this model takes a list of layers from its vision tower "
-                f"(vision_feature_layer {layer}); pruning needs a single number"
+                f"(vision_feature_layer {layer}), and pruning needs a single number; leave out "
+                "--anchorprune-budget to serve it unpruned"
             )
         if config.matching != "max":
             raise ValueError(

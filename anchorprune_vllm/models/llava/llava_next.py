@@ -119,7 +119,8 @@ class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
         if strategy != "default":
             raise ValueError(
                 f"anchorprune: this LLaVA-NeXT has vision_feature_select_strategy {strategy!r}; "
-                "only 'default' (patches without the class token) can be served"
+                "only 'default' (patches without the class token) can be pruned; leave out "
+                "--anchorprune-budget to serve it unpruned"
             )
         super().check(model_config, config)
 

@@ -131,7 +131,7 @@ def column_means(
     key += begin * key_stride + head * key_head_stride
     log_sums += head * tokens + begin
     own = _rows(key, key_stride, first, length, OWN, HEAD_SIZE, CHANNELS)
-    weights = tl.zeros([OWN, OTHER], tl.float32)  # added up once: threads share a row
+    weights = tl.zeros([OWN, OTHER], tl.float32)  # summed after the loop, as threads share a row
     for start in range(0, length, OTHER):
         other = _rows(query, query_stride, start, length, OTHER, HEAD_SIZE, CHANNELS)
         logits = tl.dot(own, tl.trans(other), input_precision="ieee") * scale
