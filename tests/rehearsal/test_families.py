@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.rehearsal.comparison import Rehearsal
 from tests.rehearsal.conftest import ROW, Rehearse
 from tests.rehearsal.job import Engine, Job
@@ -46,7 +46,7 @@ def test_family(
     rehearse: Rehearse,
     record_property: Callable[[str, object], None],
 ) -> None:
-    options = {**OPTIONS, **describe_family(arch).engine_arguments}
+    options = {**OPTIONS, **TINY_MODELS[arch].engine_arguments}
     variables = {"VLLM_GPU_SYNC_CHECK": "warn"} if arch in WAITS_BY_ITSELF else {}
     engine = Engine("chats", ["chats"], options=options)
     job = Job(str(small_models(arch)), [engine], variables=variables)

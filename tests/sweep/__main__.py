@@ -29,7 +29,7 @@ from anchorprune_vllm.commands.models.record import (
 )
 from anchorprune_vllm.commands.models.registry import installed_architectures
 from anchorprune_vllm.commands.results_file import write_json
-from anchorprune_vllm.testing.tiny_models import FAMILIES, NOT_MADE, describe_family
+from anchorprune_vllm.testing.tiny_models import NOT_MADE, TINY_MODELS
 from tests.support.checkpoints import CHECKPOINTS
 from tests.support.own_process import run_in_process
 from tests.support.reference import REFERENCES
@@ -107,7 +107,7 @@ def _all_trials(results: Path) -> list[Trial]:
 def make_record(trials: Sequence[Trial]) -> Record:
     """Return the record of a whole sweep."""
     tried = {trial.architecture for trial in trials}
-    can_be_made = {describe_family(name).architecture_name for name in FAMILIES}
+    can_be_made = {tiny.architecture for tiny in TINY_MODELS.values()}
     found = installed_architectures({})
     return Record(
         vllm=vllm.__version__,
