@@ -55,24 +55,4 @@ TINY_MODELS: dict[str, TinyModel] = {
     "gemma4-unified": gemma.GEMMA4_UNIFIED,
     "eagle2.5": tiles.EAGLE2_5,
 }
-
-_FOLDERS = "vLLM reads its weights from the folders of a diffusion pipeline alone"
-_GPU = "vLLM has it for GPUs alone (its folders nvidia and amd)"
-_OTHER_CONFIG = "vLLM reads the configuration of the hub's own code, which transformers has changed"
-NOT_MADE = {
-    "Cosmos3EdgeForConditionalGeneration": _FOLDERS,
-    "Cosmos3ForConditionalGeneration": _FOLDERS,
-    "Ernie4_5_VLMoeForConditionalGeneration": f"{_OTHER_CONFIG} (im_patch_id)",
-    "Gemma3nForConditionalGeneration": "its tower is one of the package timm, which vLLM does not "
-    "bring",
-    "Glm5NextForConditionalGeneration": _GPU,
-    "LlavaNextVideoForConditionalGeneration": "it sees videos alone, and a trial begins with "
-    "images",
-    "MiniMaxM3SparseForConditionalGeneration": _GPU,
-    "Qwen4ExpForConditionalGeneration": _GPU,
-    "Step3p7ForConditionalGeneration": f"{_OTHER_CONFIG} (width)",
-}
-"""Architecture → why there is no tiny checkpoint of it, for those that were looked into."""
-
-
 FAMILIES = TINY_MODELS

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the checkpoint that a `TinyModel` describes, with transformers' own classes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -24,10 +22,12 @@ from anchorprune_vllm.testing.demo_models.tokenizers import (
     padded_vocabulary,
 )
 from anchorprune_vllm.testing.tiny_models import model_classes
-from anchorprune_vllm.testing.tiny_models.description import LANGUAGE_MODEL, MAX_LENGTH, Config
-
-if TYPE_CHECKING:
-    from anchorprune_vllm.testing.tiny_models.description import TinyModel
+from anchorprune_vllm.testing.tiny_models.description import (
+    LANGUAGE_MODEL,
+    MAX_LENGTH,
+    Config,
+    TinyModel,
+)
 
 _GAIN = 1.5  # Attention is selective then; with less, answers hardly depend on the question.
 _PROCESSOR_PARTS = {

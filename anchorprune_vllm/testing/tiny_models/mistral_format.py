@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a tiny model in Mistral's own format, of which transformers only knows the weights."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import transformers
 
 from anchorprune_vllm.testing.demo_models.files import write_checkpoint
 from anchorprune_vllm.testing.demo_models.tokenizers import WORDS, make_qwen_tokenizer
 from anchorprune_vllm.testing.tiny_models.checkpoint import make_random_model, rename
-from anchorprune_vllm.testing.tiny_models.description import LANGUAGE_MODEL, TOWER, Config
-
-if TYPE_CHECKING:
-    from anchorprune_vllm.testing.tiny_models.description import TinyModel
+from anchorprune_vllm.testing.tiny_models.description import (
+    LANGUAGE_MODEL,
+    TOWER,
+    Config,
+    TinyModel,
+)
 
 # fmt: off
 _SPECIALS = [
