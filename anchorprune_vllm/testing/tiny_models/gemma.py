@@ -15,8 +15,9 @@ from anchorprune_vllm.testing.tiny_models.description import (
 )
 
 # fmt: off
+GEMMA_MODELS: dict[str, TinyModel] = {}
 # It puts images before the text.
-PALIGEMMA = TinyModel(
+GEMMA_MODELS["paligemma"] = TinyModel(
     architecture="PaliGemmaForConditionalGeneration",
     tokens={"image_token": "<image>"},
     words=["\n"],
@@ -28,11 +29,9 @@ PALIGEMMA = TinyModel(
         "PaliGemmaProcessor": {},
         "SiglipImageProcessor": {"size": square(TILE), "image_seq_length": (TILE // PATCH) ** 2},
     },
-    visual_tokens=(64, 64),
-    max_images=1,
-    hub_names=SIGLIP_ON_THE_HUB,
+    visual_tokens=(64, 64), max_images=1, hub_names=SIGLIP_ON_THE_HUB,
 )
-GEMMA3 = TinyModel(
+GEMMA_MODELS["gemma3"] = TinyModel(
     architecture="Gemma3ForConditionalGeneration",
     tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
             "image_token": "<image_soft_token>"},
@@ -44,9 +43,7 @@ GEMMA3 = TinyModel(
     config={"mm_tokens_per_image": 64},
     processors={"Gemma3Processor": {"image_seq_length": 64},
                 "Gemma3ImageProcessor": {"size": square(224)}},
-    image="<start_of_image>",
-    visual_tokens=(64, 64),
-    hub_names=SIGLIP_ON_THE_HUB,
+    image="<start_of_image>", visual_tokens=(64, 64), hub_names=SIGLIP_ON_THE_HUB,
 )
 
 _GEMMA4_TOKENS = 70  # the fewest that its processor allows
@@ -54,7 +51,7 @@ _GEMMA4_TEXT: Config = {
     "head_dim": 64, "global_head_dim": 64, "num_global_key_value_heads": 2,
     "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"],
 }
-GEMMA4 = TinyModel(
+GEMMA_MODELS["gemma4"] = TinyModel(
     architecture="Gemma4ForConditionalGeneration",
     tokens={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
             "video_token": "<|video|>",
@@ -75,19 +72,17 @@ GEMMA4 = TinyModel(
                 "Gemma4ImageProcessor": {"max_soft_tokens": _GEMMA4_TOKENS},
                 "Gemma4VideoProcessor": {},
                 "Gemma4AudioFeatureExtractor": {}},
-    video="<|video|>",
-    visual_tokens=(60, 63),
+    video="<|video|>", visual_tokens=(60, 63),
 )
 # It has no tower: patches become rows one by one.
-GEMMA4_UNIFIED = replace(
-    GEMMA4,
-    architecture="Gemma4UnifiedForConditionalGeneration",
+GEMMA_MODELS["gemma4-unified"] = replace(
+    GEMMA_MODELS["gemma4"], architecture="Gemma4UnifiedForConditionalGeneration",
     text=_GEMMA4_TEXT,
     vision={"patch_size": 16, "pooling_kernel_size": 3, "model_patch_size": 48,
             "mm_embed_dim": 64, "mm_posemb_size": 64, "output_proj_dims": 64,
             "num_soft_tokens": _GEMMA4_TOKENS},
     processors={
         name.replace("Gemma4", "Gemma4Unified"): options
-        for name, options in GEMMA4.processors.items()
+        for name, options in GEMMA_MODELS["gemma4"].processors.items()
     },
 )

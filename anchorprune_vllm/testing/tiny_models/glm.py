@@ -6,6 +6,7 @@ from dataclasses import replace
 from anchorprune_vllm.testing.tiny_models.description import MERGING_TOWER, Config, TinyModel
 
 # fmt: off
+GLM_MODELS: dict[str, TinyModel] = {}
 _PIXELS = {"size": {"shortest_edge": 112**2, "longest_edge": 2 * 448**2}, "patch_size": 14,
            "merge_size": 2, "temporal_patch_size": 2}
 _ROPE: Config = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6],
@@ -16,7 +17,7 @@ _EDGES = {
     for edge, word in (("start", "begin"), ("end", "end"))
 }
 
-GLM4V = TinyModel(
+GLM_MODELS["glm-4v"] = TinyModel(
     architecture="Glm4vForConditionalGeneration",
     tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
     more_tokens=["[gMASK]", "<sop>", *_EDGES.values()],
@@ -27,18 +28,15 @@ GLM4V = TinyModel(
     processors={"Glm4vProcessor": {}, "Glm4vImageProcessor": _PIXELS,
                 "Glm4vVideoProcessor": _PIXELS},
     image="<|begin_of_image|><|image|><|end_of_image|>",
-    video="<|begin_of_video|><|video|><|end_of_video|>",
-    visual_tokens=(77, 234),
+    video="<|begin_of_video|><|video|><|end_of_video|>", visual_tokens=(77, 234),
 )
-GLM4V_MOE = replace(
-    GLM4V,
-    architecture="Glm4vMoeForConditionalGeneration",
+GLM_MODELS["glm-4v-moe"] = replace(
+    GLM_MODELS["glm-4v"], architecture="Glm4vMoeForConditionalGeneration",
     text={"head_dim": 64, "rope_parameters": _ROPE, "n_routed_experts": 4,
           "num_experts_per_tok": 2, "moe_intermediate_size": 192, "use_qk_norm": False},
 )
-GLM_OCR = replace(
-    GLM4V,
-    architecture="GlmOcrForConditionalGeneration",
+GLM_MODELS["glm-ocr"] = replace(
+    GLM_MODELS["glm-4v"], architecture="GlmOcrForConditionalGeneration",
     text={"head_dim": 64, "rope_parameters": _ROPE | {"mrope_section": [8, 12, 12],
                                                       "partial_rotary_factor": 1.0}},
 )

@@ -11,9 +11,10 @@ from anchorprune_vllm.testing.tiny_models.description import (
 )
 
 # fmt: off
+OTHER_MODELS: dict[str, TinyModel] = {}
 # Its projector has a fixed number of queries. The processor takes this size, or half of it.
 _ARIA_SIZE, _ARIA_PATCH = 980, 70
-ARIA = TinyModel(
+OTHER_MODELS["aria"] = TinyModel(
     architecture="AriaForConditionalGeneration",
     tokens={"image_token": "<|img|>"},
     text={"model_type": "aria_text", "moe_num_experts": 4, "moe_topk": 2,
@@ -29,7 +30,7 @@ ARIA = TinyModel(
 )
 
 # Its Q-Former has a fixed number of queries.
-BLIP2 = TinyModel(
+OTHER_MODELS["blip2"] = TinyModel(
     architecture="Blip2ForConditionalGeneration",
     more_tokens=["<image>"],
     text={"model_type": "opt", "ffn_dim": 256, "word_embed_proj_dim": 128,
@@ -43,11 +44,10 @@ BLIP2 = TinyModel(
     processors={"Blip2Processor": {"num_query_tokens": 32},
                 "BlipImageProcessor": {"size": square(TILE)}},
     image="",  # Its processor puts the image before all text.
-    visual_tokens=(32, 32),
-    max_images=1,
+    visual_tokens=(32, 32), max_images=1,
 )
 
-PADDLE_OCR_VL = TinyModel(
+OTHER_MODELS["paddleocr-vl"] = TinyModel(
     architecture="PaddleOCRVLForConditionalGeneration",
     tokens={"image_token": "<|IMAGE_PLACEHOLDER|>", "image_start_token": "<|IMAGE_START|>",
             "image_end_token": "<|IMAGE_END|>"},
@@ -59,13 +59,12 @@ PADDLE_OCR_VL = TinyModel(
             "vision_end_token_id": "<|IMAGE_END|>"},
     processors={"PaddleOCRVLProcessor": {},
                 "PaddleOCRVLImageProcessor": {"size": pixel_limits(PATCH)["size"]}},
-    image="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-    visual_tokens=(77, 234),
+    image="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", visual_tokens=(77, 234),
 )
 
 # Its tower has windows, and takes images of any size.
 _MERGED = 4 * TOWER["hidden_size"]  # the width of 2x2 patches side by side
-MUSE_GLIMMER = TinyModel(
+OTHER_MODELS["muse-glimmer"] = TinyModel(
     architecture="MuseGlimmerForConditionalGeneration",
     more_tokens=["<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>",
                  "<|vid_start|>", "<|vid_end|>", "<|vid_frame_separator|>"],
@@ -81,6 +80,5 @@ MUSE_GLIMMER = TinyModel(
     processors={"MuseGlimmerProcessor": {},
                 "MuseGlimmerImageProcessor": {"max_image_tokens": 256},
                 "MuseGlimmerVideoProcessor": {}},
-    image="<|patch|>",
-    visual_tokens=(77, 252),
+    image="<|patch|>", visual_tokens=(77, 252),
 )

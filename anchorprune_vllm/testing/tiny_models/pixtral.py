@@ -19,7 +19,8 @@ def _processors(longest: int, **options: int | str) -> dict[str, Config]:
 
 
 # fmt: off
-MISTRAL3 = TinyModel(
+PIXTRAL_MODELS: dict[str, TinyModel] = {}
+PIXTRAL_MODELS["mistral3"] = TinyModel(
     architecture="Mistral3ForConditionalGeneration",
     tokens={"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]",
             "image_end_token": "[IMG_END]"},
@@ -29,18 +30,16 @@ MISTRAL3 = TinyModel(
     processors=_processors(336, spatial_merge_size=2),
     visual_tokens=(88, 108),
 )
-PIXTRAL_HF = replace(
-    MISTRAL3,
-    architecture="LlavaForConditionalGeneration",
+PIXTRAL_MODELS["pixtral-hf"] = replace(
+    PIXTRAL_MODELS["mistral3"], architecture="LlavaForConditionalGeneration",
     vision=_tower(168),
     config={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     processors=_processors(168),
     visual_tokens=(96, 108),
 )
-PIXTRAL = replace(
-    PIXTRAL_HF,
-    architecture="PixtralForConditionalGeneration",
-    model_class=PIXTRAL_HF.architecture,
+PIXTRAL_MODELS["pixtral"] = replace(
+    PIXTRAL_MODELS["pixtral-hf"], architecture="PixtralForConditionalGeneration",
+    model_class="LlavaForConditionalGeneration",
     text={"model_type": "mistral", "head_dim": 64, "max_position_embeddings": 4096},
     vision=_tower(252),
     visual_tokens=(216, 252),
@@ -49,9 +48,8 @@ PIXTRAL = replace(
 )
 _TOKENS = {"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>",
            "image_end_token": "<|vision_end|>"}
-LIGHTON_OCR = replace(
-    MISTRAL3,
-    architecture="LightOnOCRForConditionalGeneration",
+PIXTRAL_MODELS["lightonocr"] = replace(
+    PIXTRAL_MODELS["mistral3"], architecture="LightOnOCRForConditionalGeneration",
     model_class="LightOnOcrForConditionalGeneration",
     tokens=_TOKENS,
     text={"model_type": "qwen3", "num_hidden_layers": 4, "head_dim": 64},

@@ -13,6 +13,7 @@ from anchorprune_vllm.testing.tiny_models.description import (
 )
 
 # fmt: off
+QWEN_MODELS: dict[str, TinyModel] = {}
 _ROPE: Config = {"rope_type": "default", "rope_theta": 1e6}
 _MROPE = _ROPE | {"mrope_section": [8, 12, 12]}
 _INTERLEAVED_MROPE = _ROPE | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
@@ -42,7 +43,7 @@ def _processors(name: str, patch: int = PATCH) -> dict[str, Config]:
     return {name: {}, "Qwen2VLImageProcessor": limits, "Qwen2VLVideoProcessor": limits}
 
 
-QWEN2_VL = TinyModel(
+QWEN_MODELS["qwen2-vl"] = TinyModel(
     architecture="Qwen2VLForConditionalGeneration",
     tokens={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>",
             "vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"},
@@ -54,20 +55,18 @@ QWEN2_VL = TinyModel(
             "vision_end_token_id": "<|vision_end|>"},
     processors=_processors("Qwen2VLProcessor"),
     image="<|vision_start|><|image_pad|><|vision_end|>",
-    video="<|vision_start|><|video_pad|><|vision_end|>",
-    visual_tokens=(77, 234),
+    video="<|vision_start|><|video_pad|><|vision_end|>", visual_tokens=(77, 234),
 )
 # A question changes its probabilities, but seldom the words of an answer.
-EXAONE4_5 = replace(
-    QWEN2_VL,
-    architecture="Exaone4_5_ForConditionalGeneration",
+QWEN_MODELS["exaone4.5"] = replace(
+    QWEN_MODELS["qwen2-vl"], architecture="Exaone4_5_ForConditionalGeneration",
     text={"num_hidden_layers": 4, "layer_types": _SLIDING * 2, "sliding_window": 512,
           "head_dim": 64, "rope_parameters": _ROPE},
     vision=_WINDOWED_TOWER | {"num_key_value_heads": 1},
     processors=_processors("Exaone4_5_Processor"),
 )
 # Qwen2.5-VL's tower before a Qwen2, which has ordinary rotary embeddings.
-OPENCUA = TinyModel(
+QWEN_MODELS["opencua"] = TinyModel(
     architecture="OpenCUAForConditionalGeneration",
     model_class="Qwen2_5_VLForConditionalGeneration",
     tokens={"image_token": "<|media_placeholder|>"},
@@ -77,9 +76,8 @@ OPENCUA = TinyModel(
     visual_tokens=(77, 234),
 )
 
-QWEN3_VL = replace(
-    QWEN2_VL,
-    architecture="Qwen3VLForConditionalGeneration",
+QWEN_MODELS["qwen3-vl"] = replace(
+    QWEN_MODELS["qwen2-vl"], architecture="Qwen3VLForConditionalGeneration",
     text=_DEEPSTACK,
     vision=_DEEPSTACK_TOWER,
     processors={
@@ -90,29 +88,25 @@ QWEN3_VL = replace(
     },
     visual_tokens=(54, 234),
 )
-QWEN3_VL_MOE = replace(
-    QWEN3_VL,
-    architecture="Qwen3VLMoeForConditionalGeneration",
+QWEN_MODELS["qwen3-vl-moe"] = replace(
+    QWEN_MODELS["qwen3-vl"], architecture="Qwen3VLMoeForConditionalGeneration",
     text=_DEEPSTACK | _NORMED_EXPERTS,
     transposed_on_hub=["mlp.experts."],
 )
-QWEN3_5 = replace(
-    QWEN3_VL,
-    architecture="Qwen3_5ForConditionalGeneration",
+QWEN_MODELS["qwen3.5"] = replace(
+    QWEN_MODELS["qwen3-vl"], architecture="Qwen3_5ForConditionalGeneration",
     text=_LINEAR_ATTENTION,
     vision=_QWEN3_TOWER,
     engine_arguments=_BFLOAT16,
 )
-QWEN3_5_MOE = replace(
-    QWEN3_5,
-    architecture="Qwen3_5MoeForConditionalGeneration",
+QWEN_MODELS["qwen3.5-moe"] = replace(
+    QWEN_MODELS["qwen3.5"], architecture="Qwen3_5MoeForConditionalGeneration",
     text=_LINEAR_ATTENTION | _EXPERTS | {"shared_expert_intermediate_size": 128},
 )
 # Qwen3.5 with experts under another name; its reader of time series is left out.
-INTERNS2_PREVIEW = replace(
-    QWEN3_5_MOE,
-    architecture="InternS2PreviewForConditionalGeneration",
-    model_class=QWEN3_5_MOE.architecture,
+QWEN_MODELS["interns2-preview"] = replace(
+    QWEN_MODELS["qwen3.5-moe"], architecture="InternS2PreviewForConditionalGeneration",
+    model_class="Qwen3_5MoeForConditionalGeneration",
 )
 
 # Of the omni models, the part that sees, hears and answers in text.
@@ -122,7 +116,7 @@ _OMNI_IDS = {"audio_start_token_id": "<|audio_bos|>", "vision_start_token_id": "
              "vision_end_token_id": "<|vision_eos|>"}
 _WHISPER = {"WhisperFeatureExtractor": {"feature_size": 128}}
 _THINKER_PARTS = ("model.", "visual.", "audio_tower.", "lm_head.")
-QWEN2_5_OMNI = TinyModel(
+QWEN_MODELS["qwen2.5-omni"] = TinyModel(
     architecture="Qwen2_5OmniModel",
     model_class="Qwen2_5OmniThinkerForConditionalGeneration",
     tokens={"image_token": "<|IMAGE|>", "audio_token": "<|AUDIO|>", "video_token": "<|VIDEO|>",
@@ -132,18 +126,16 @@ QWEN2_5_OMNI = TinyModel(
     vision=_WINDOWED_TOWER,
     config={**_OMNI_IDS, "audio_end_token_id": "<|audio_eos|>", "audio_config": _AUDIO},
     processors=_processors("Qwen2_5OmniProcessor") | _WHISPER,
-    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
-    video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+    image="<|vision_bos|><|IMAGE|><|vision_eos|>", video="<|vision_bos|><|VIDEO|><|vision_eos|>",
     visual_tokens=(77, 234),
     hub_config="Qwen2_5OmniConfig",
     hub_names={part: f"thinker.{part}" for part in _THINKER_PARTS},
 )
-QWEN2_5_OMNI_GENERATION = replace(
-    QWEN2_5_OMNI, architecture="Qwen2_5OmniForConditionalGeneration"
+QWEN_MODELS["qwen2.5-omni-generation"] = replace(
+    QWEN_MODELS["qwen2.5-omni"], architecture="Qwen2_5OmniForConditionalGeneration"
 )
-QWEN3_OMNI_MOE = replace(
-    QWEN2_5_OMNI,
-    architecture="Qwen3OmniMoeForConditionalGeneration",
+QWEN_MODELS["qwen3-omni-moe"] = replace(
+    QWEN_MODELS["qwen2.5-omni"], architecture="Qwen3OmniMoeForConditionalGeneration",
     model_class="Qwen3OmniMoeThinkerForConditionalGeneration",
     text=_DEEPSTACK | _NORMED_EXPERTS,
     vision=_DEEPSTACK_TOWER | {"image_size": 256},
@@ -158,7 +150,7 @@ _SLICES = {"scale_resolution": 224, "patch_size": PATCH, "max_slice_nums": 4}
 _SLICE_PROCESSORS = dict.fromkeys(
     ["MiniCPMV4_6ImageProcessor", "MiniCPMV4_6VideoProcessor"], _SLICES
 )
-MINICPM_V_4_6 = TinyModel(
+QWEN_MODELS["minicpm-v-4.6"] = TinyModel(
     architecture="MiniCPMV4_6ForConditionalGeneration",
     tokens={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>",
             "image_start_token": "<image>", "image_end_token": "</image>",
@@ -171,22 +163,19 @@ MINICPM_V_4_6 = TinyModel(
     vision=TOWER | {"image_size": 224, "patch_size": PATCH},
     config={"insert_layer_id": 0, "image_size": 224},
     processors={"MiniCPMV4_6Processor": {}, **_SLICE_PROCESSORS},
-    image="<|image_pad|>\n",
-    video="<|video_pad|>\n",
-    visual_tokens=(45, 75),
-    engine_arguments=_BFLOAT16,
+    image="<|image_pad|>\n", video="<|video_pad|>\n",
+    visual_tokens=(45, 75), engine_arguments=_BFLOAT16,
 )
 # Slices have places on a canvas, by the tokens around them.
-MINICPM_V_4_7 = replace(
-    MINICPM_V_4_6,
-    architecture="MiniCPMV4_7ForConditionalGeneration",
-    config={**MINICPM_V_4_6.config, "newline_id": "\n",
+QWEN_MODELS["minicpm-v-4.7"] = replace(
+    QWEN_MODELS["minicpm-v-4.6"], architecture="MiniCPMV4_7ForConditionalGeneration",
+    config={**QWEN_MODELS["minicpm-v-4.6"].config, "newline_id": "\n",
             "image_start_id": "<image>", "image_end_id": "</image>",
             "slice_start_id": "<slice>", "slice_end_id": "</slice>"},
     processors={"MiniCPMV4_7Processor": {}, **_SLICE_PROCESSORS},
 )
 
-COHERE_COMPASS = TinyModel(
+QWEN_MODELS["cohere-compass"] = TinyModel(
     architecture="CohereCompassForConditionalGeneration",
     tokens={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>",
             "vision_start_token": "<|VISION_START|>", "vision_end_token": "<|VISION_END|>"},
@@ -197,6 +186,5 @@ COHERE_COMPASS = TinyModel(
     processors={"CohereCompassProcessor": {},
                 "CohereCompassImageProcessor": pixel_limits(16),
                 "CohereCompassVideoProcessor": pixel_limits(16)},
-    image="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
-    visual_tokens=(54, 234),
+    image="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>", visual_tokens=(54, 234),
 )

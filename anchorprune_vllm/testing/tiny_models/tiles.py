@@ -15,6 +15,7 @@ from anchorprune_vllm.testing.tiny_models.description import (
 )
 
 # fmt: off
+TILED_MODELS: dict[str, TinyModel] = {}
 _TOWER = TOWER | {"image_size": TILE, "patch_size": PATCH}
 _TOKENS = (TILE // PATCH // 2) ** 2  # of a tile
 _MAX_TILES = 6
@@ -22,7 +23,7 @@ _MAX_TILES = 6
 # InternVL 3 and later, as transformers has it.
 _TILES = {"GotOcr2ImageProcessor": {"size": square(TILE), "crop_to_patches": True,
                                     "min_patches": 1, "max_patches": _MAX_TILES}}
-INTERNVL = TinyModel(
+TILED_MODELS["internvl"] = TinyModel(
     architecture="InternVLForConditionalGeneration",
     tokens={"start_image_token": "<img>", "end_image_token": "</img>",
             "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
@@ -32,14 +33,11 @@ INTERNVL = TinyModel(
             "downsample_ratio": 0.5},
     processors={"InternVLProcessor": {"image_seq_length": _TOKENS}, **_TILES,
                 "InternVLVideoProcessor": {"size": square(TILE)}},
-    image="<IMG_CONTEXT>\n",
-    video="<video>\n",
-    visual_tokens=(112, 112),
+    image="<IMG_CONTEXT>\n", video="<video>\n", visual_tokens=(112, 112),
 )
-INTERN_S1 = replace(
-    INTERNVL,
-    architecture="InternS1ForConditionalGeneration",
-    model_class=INTERNVL.architecture,
+TILED_MODELS["intern-s1"] = replace(
+    TILED_MODELS["internvl"], architecture="InternS1ForConditionalGeneration",
+    model_class="InternVLForConditionalGeneration",
 )
 
 # InternVL's own format. The hub's configuration of InternVLChatModel comes with code of its own;
@@ -53,7 +51,7 @@ _HUB_TOWER = {
     **TOWER, "model_type": "qianfan_ocr_vision", "image_size": TILE, "patch_size": PATCH,
     "qkv_bias": True, "qk_normalization": False, "norm_type": "layer_norm",
 }
-QIANFAN_OCR = TinyModel(
+TILED_MODELS["qianfan-ocr"] = TinyModel(
     architecture="QianfanOCRForConditionalGeneration",
     tokens={"start_image_token": "<img>", "end_image_token": "</img>",
             "context_image_token": "<IMG_CONTEXT>"},
@@ -62,26 +60,26 @@ QIANFAN_OCR = TinyModel(
     vision=_TOWER,
     config={"image_token_id": "<IMG_CONTEXT>", "image_seq_length": _TOKENS},
     processors={"QianfanOCRProcessor": {"image_seq_length": _TOKENS}, **_TILES},
-    image="<image>\n",
-    visual_tokens=(112, 112),
+    image="<image>\n", visual_tokens=(112, 112),
     hub_names={"language_model.model.encoder.": "language_model.model."},
     config_json={"vision_config": _HUB_TOWER, **_HUB_TILES,
                  "ps_version": "v2", "template": "internvl2_5"},
 )
-SKYWORK_R1V = replace(
-    QIANFAN_OCR, architecture="SkyworkR1VChatModel", model_class=QIANFAN_OCR.architecture
+TILED_MODELS["skywork-r1v"] = replace(
+    TILED_MODELS["qianfan-ocr"], architecture="SkyworkR1VChatModel",
+    model_class="QianfanOCRForConditionalGeneration",
 )
-INTERNVL_CHAT = replace(SKYWORK_R1V, architecture="InternVLChatModel", video="<video>\n")
+TILED_MODELS["internvl-chat"] = replace(
+    TILED_MODELS["skywork-r1v"], architecture="InternVLChatModel", video="<video>\n"
+)
 # It may cut an image into tiles twice, and here does not: with `use_msac`, an image has more tiles
 # alone in its prompt than among others, and vLLM's encoder cache takes the one for the other.
-H2OVL = replace(
-    SKYWORK_R1V,
-    architecture="H2OVLChatModel",
-    config_json=QIANFAN_OCR.config_json | {"use_msac": False},
+TILED_MODELS["h2ovl"] = replace(
+    TILED_MODELS["skywork-r1v"], architecture="H2OVLChatModel",
+    config_json=TILED_MODELS["qianfan-ocr"].config_json | {"use_msac": False},
 )
-EAGLE2_5 = replace(
-    QIANFAN_OCR,
-    architecture="Eagle2_5_VLForConditionalGeneration",
+TILED_MODELS["eagle2.5"] = replace(
+    TILED_MODELS["qianfan-ocr"], architecture="Eagle2_5_VLForConditionalGeneration",
     more_tokens=["<image>"],
     text={"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
     vision=SIGLIP,
@@ -95,7 +93,7 @@ EAGLE2_5 = replace(
 
 # Tiles in rows and columns.
 _PIXELS: Config = {"size": {"longest_edge": 3 * TILE}, "max_image_size": {"longest_edge": TILE}}
-IDEFICS3 = TinyModel(
+TILED_MODELS["idefics3"] = TinyModel(
     architecture="Idefics3ForConditionalGeneration",
     tokens={"image_token": "<image>", "fake_image_token": "<fake_token_around_image>",
             "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>"},
@@ -107,15 +105,14 @@ IDEFICS3 = TinyModel(
                 "Idefics3ImageProcessor": _PIXELS | {"do_image_splitting": True}},
     visual_tokens=(112, 160),
 )
-SMOLVLM = replace(
-    IDEFICS3,
-    architecture="SmolVLMForConditionalGeneration",
+TILED_MODELS["smolvlm"] = replace(
+    TILED_MODELS["idefics3"], architecture="SmolVLMForConditionalGeneration",
     processors={"SmolVLMProcessor": {"image_seq_len": _TOKENS},
                 "SmolVLMImageProcessor": _PIXELS | {"do_image_splitting": True},
                 "SmolVLMVideoProcessor": _PIXELS | {"size": {"longest_edge": TILE}}},
 )
 
-LLAMA4 = TinyModel(
+TILED_MODELS["llama4"] = TinyModel(
     architecture="Llama4ForConditionalGeneration",
     tokens={"image_token": "<|image|>"},
     more_tokens=["<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>",
@@ -137,7 +134,7 @@ LLAMA4 = TinyModel(
 )
 
 # Tiles of SigLIP 2, and a language model with convolutions.
-LFM2_VL = TinyModel(
+TILED_MODELS["lfm2-vl"] = TinyModel(
     architecture="Lfm2VlForConditionalGeneration",
     tokens={"image_token": "<image>", "image_start_token": "<|image_start|>",
             "image_end_token": "<|image_end|>", "image_thumbnail": "<|img_thumbnail|>"},
@@ -160,10 +157,9 @@ LFM2_VL = TinyModel(
             "encoder_patch_size": 16, "downsample_factor": 2,
         },
     },
-    visual_tokens=(54, 118),
-    hub_names=SIGLIP_ON_THE_HUB,
+    visual_tokens=(54, 118), hub_names=SIGLIP_ON_THE_HUB,
 )
-COHERE2_VISION = TinyModel(
+TILED_MODELS["cohere2-vision"] = TinyModel(
     architecture="Cohere2VisionForConditionalGeneration",
     tokens={"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>",
             "eoi_token": "<|END_OF_IMG|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"},
@@ -176,8 +172,7 @@ COHERE2_VISION = TinyModel(
         "Cohere2VisionImageProcessor": {"size": square(TILE), "max_patches": _MAX_TILES,
                                         "patch_size": 4},
     },
-    visual_tokens=(112, 112),
-    hub_names=SIGLIP_ON_THE_HUB,
+    visual_tokens=(112, 112), hub_names=SIGLIP_ON_THE_HUB,
 )
 
 # LLaVA-NeXT's crops. R-4B and Bee: LLaVA-OneVision with another projector, for images alone.
@@ -185,22 +180,20 @@ _PINPOINTS = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE]]
 _CROPS = {"LlavaNextImageProcessor": {"size": {"shortest_edge": TILE}, "crop_size": square(TILE),
                                       "image_grid_pinpoints": _PINPOINTS}}
 _WHOLE: Config = {"vision_feature_select_strategy": "full"}
-R_VL = TinyModel(
+TILED_MODELS["r-vl"] = TinyModel(
     architecture="RForConditionalGeneration",
     tokens={"image_token": "<image>"},
     text={"model_type": "qwen3", "head_dim": 64},
     vision=SIGLIP,
     config={**_WHOLE, "image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": -1},
     processors={"LlavaNextProcessor": {"patch_size": PATCH, **_WHOLE}, **_CROPS},
-    image="<image>\n",
-    visual_tokens=(234, 268),
+    image="<image>\n", visual_tokens=(234, 268),
     hub_names={**SIGLIP_ON_THE_HUB, "language_model.model.": "language_model."},
 )
-BEE = replace(R_VL, architecture="BeeForConditionalGeneration")
+TILED_MODELS["bee"] = replace(TILED_MODELS["r-vl"], architecture="BeeForConditionalGeneration")
 # Q-Formers read the crops, with DeepStack.
-GRANITE4_VISION = replace(
-    R_VL,
-    architecture="Granite4VisionForConditionalGeneration",
+TILED_MODELS["granite4-vision"] = replace(
+    TILED_MODELS["r-vl"], architecture="Granite4VisionForConditionalGeneration",
     text={"model_type": "granite4_vision_text", "num_hidden_layers": 4,
           "attention_multiplier": 0.125},
     config={**_WHOLE, "image_grid_pinpoints": _PINPOINTS, "downsample_rate": "1/2",
@@ -210,6 +203,5 @@ GRANITE4_VISION = replace(
         "Granite4VisionProcessor": {"patch_size": PATCH, **_WHOLE, "downsample_rate": "1/2"},
         **_CROPS,
     },
-    visual_tokens=(70, 70),
-    hub_names=SIGLIP_ON_THE_HUB,
+    visual_tokens=(70, 70), hub_names=SIGLIP_ON_THE_HUB,
 )
