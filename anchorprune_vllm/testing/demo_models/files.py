@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from anchorprune_vllm.testing.demo_models.random_weights import Config, Weights
 
 
-def write_checkpoint(
+def write_checkpoint_files(
     directory: Path,
     weights: Weights,
     files: Mapping[str, Any],

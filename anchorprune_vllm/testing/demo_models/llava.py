@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from anchorprune_vllm.models.llava.llava_video_config import CHAT_TEMPLATE as VIDEO_CHAT_TEMPLATE
 from anchorprune_vllm.testing.demo_models import text_encoders
-from anchorprune_vllm.testing.demo_models.files import qwen_files, write_checkpoint
+from anchorprune_vllm.testing.demo_models.files import qwen_files, write_checkpoint_files
 from anchorprune_vllm.testing.demo_models.random_weights import (
     TINY,
     Config,
@@ -170,7 +170,7 @@ def write_llava_files(
         pixels |= {"image_processor_type": "LlavaNextImageProcessor",
                    "image_grid_pinpoints": config["image_grid_pinpoints"]}
         processor = {"processor_class": "LlavaNextProcessor"}
-    write_checkpoint(directory, weights, {
+    write_checkpoint_files(directory, weights, {
         "config.json": config,
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2,
                                    "pad_token_id": config["pad_token_id"]},
@@ -204,7 +204,7 @@ def write_onevision(directory: Path, seed: int, image_size: int, sizes: Sizes) -
     pixels = {"size": square(image_size), "image_mean": half, "image_std": half, **processor}
     files = qwen_files(text, tokenizer, specials, MAX_LENGTH)
     files["tokenizer_config.json"] |= processor
-    write_checkpoint(directory, weights, files | {
+    write_checkpoint_files(directory, weights, files | {
         "config.json": config,
         "preprocessor_config.json": {
             **pixels, "image_processor_type": "LlavaOnevisionImageProcessor",
@@ -235,4 +235,4 @@ def write_llava_video(directory: Path, seed: int, image_size: int, sizes: Sizes)
     # The template knows nothing of media, as on the hub.
     template = VIDEO_CHAT_TEMPLATE.read_text(encoding="utf-8")
     files["tokenizer_config.json"] |= {"chat_template": template}
-    write_checkpoint(directory, weights, files | {"config.json": config})
+    write_checkpoint_files(directory, weights, files | {"config.json": config})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from anchorprune_vllm.testing.demo_models.files import qwen_files, write_checkpoint
+from anchorprune_vllm.testing.demo_models.files import qwen_files, write_checkpoint_files
 from anchorprune_vllm.testing.demo_models.random_weights import (
     Config,
     RandomWeights,
@@ -102,7 +102,7 @@ def write_qwen_files(
     files["generation_config.json"]["bos_token_id"] = config["bos_token_id"]
     processor = {"processor_class": "Qwen2_5_VLProcessor"}
     files["tokenizer_config.json"] |= processor
-    write_checkpoint(directory, weights, files | {
+    write_checkpoint_files(directory, weights, files | {
         "config.json": config,
         # For videos too: the hub has no other file for them.
         "preprocessor_config.json": {

@@ -11,7 +11,7 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
-from anchorprune_vllm.testing.demo_models.files import write_checkpoint
+from anchorprune_vllm.testing.demo_models.files import write_checkpoint_files
 from anchorprune_vllm.testing.demo_models.random_weights import (
     TINY,
     Config,
@@ -75,7 +75,7 @@ def _config(
 # fmt: on
 
 
-def vision_tower(draw: RandomWeights, config: Config) -> Weights:
+def _vision_tower(draw: RandomWeights, config: Config) -> Weights:
     """Return the weights of a vision tower, without SigLIP's pooling head."""
     is_clip = config["model_type"] == "clip_vision_model"
     hidden, patch = config["hidden_size"], config["patch_size"]
@@ -121,7 +121,7 @@ def _layers(
     return weights
 
 
-def _without_vision_tower(draw: RandomWeights, config: Config) -> Weights:
+def _text_tower(draw: RandomWeights, config: Config) -> Weights:
     """Return the weights of a text tower, and those that join it with the vision tower."""
     text, vision = config["text_config"], config["vision_config"]
     hidden, positions = text["hidden_size"], text["max_position_embeddings"]
@@ -161,8 +161,8 @@ def write_clip(
     """Write a CLIP, and return the configuration and the weights of its vision tower."""
     tokenizer = make_clip_tokenizer()
     config = clip_config(tokenizer.get_vocab_size(), image_size, sizes)
-    tower = vision_tower(draw, config["vision_config"])
-    weights = tower | _without_vision_tower(draw, config)
+    tower = _vision_tower(draw, config["vision_config"])
+    weights = tower | _text_tower(draw, config)
     write_clip_files(directory, config, weights, tokenizer)
     return config["vision_config"], tower
 
@@ -177,7 +177,7 @@ def write_clip_files(
         "tokenizer_config.json": _CLIP_TOKENIZER_CONFIG,
         "tokenizer.json": tokenizer.to_str(pretty=True),
     }
-    write_checkpoint(directory, weights, files)
+    write_checkpoint_files(directory, weights, files)
 
 
 def write_siglip(
@@ -190,14 +190,14 @@ def write_siglip(
     tokenizer = make_siglip_tokenizer()
     vocab_size = SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     config = siglip_config(vocab_size, image_size, sizes)
-    tower = vision_tower(draw, config["vision_config"])
+    tower = _vision_tower(draw, config["vision_config"])
     pixels = {"image_processor_type": "SiglipImageProcessor", "size": square(image_size)}
     files = {
         "config.json": config,
         "preprocessor_config.json": pixels,
         "tokenizer_config.json": _SIGLIP_TOKENIZER_CONFIG,
     }
-    write_checkpoint(directory, tower | _without_vision_tower(draw, config), files)
+    write_checkpoint_files(directory, tower | _text_tower(draw, config), files)
     (directory / "spiece.model").write_bytes(tokenizer)
     last = f"vision_model.encoder.layers.{config['vision_config']['num_hidden_layers'] - 1}."
     used = {name: weight for name, weight in tower.items() if not name.startswith(last)}

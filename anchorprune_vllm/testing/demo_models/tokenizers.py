@@ -11,6 +11,7 @@ import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as splitters
 from tokenizers import processors as wrappers
+from transformers import CLIPTokenizer
 
 # The vocabulary of answers. Each is one token, as are the words that often begin a prompt.
 WORDS = """
@@ -107,22 +108,9 @@ def make_clip_tokenizer(more_words: str = "") -> Tokenizer:
     merges = _learn_merges(WORDS.split() + more_words.split(), suffix="</w>")
     letters = sorted(splitters.ByteLevel.alphabet())
     last_letters = [letter + "</w>" for letter in letters]
-    start, end = "<|startoftext|>", "<|endoftext|>"
-    # The end token has the highest id, where CLIP pools (see `clip_config`).
-    ids = _number(letters, last_letters, (a + b for a, b in merges), [start, end])
-    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=end, end_of_word_suffix="</w>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
-    )
-    word = Regex(r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
-    split = splitters.Split(word, behavior="removed", invert=True)
-    to_bytes = splitters.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = splitters.Sequence([split, to_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = wrappers.RobertaProcessing(
-        (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
-    )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (start, end)])
+    specials = ["<|startoftext|>", "<|endoftext|>"]  # CLIP pools at the highest id.
+    ids = _number(letters, last_letters, (a + b for a, b in merges), specials)
+    tokenizer: Tokenizer = CLIPTokenizer(vocab=ids, merges=merges).backend_tokenizer
     return tokenizer
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny checkpoints with random weights of many model families, in the hub's file format.
 
-Each file describes models that are alike, as data; `checkpoint.py` writes what they describe.
+Each file describes models that are alike, as data; `hub_format.py` writes what they describe.
 """
 
 from __future__ import annotations

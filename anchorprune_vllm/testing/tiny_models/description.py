@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What describes a tiny model: plain data, which `checkpoint.py` makes files of."""
+"""What describes a tiny model: plain data, which `hub_format.py` makes files of."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class TinyModel:
 
                 write_mistral_format(self, directory, seed)
             else:
-                from anchorprune_vllm.testing.tiny_models.checkpoint import write_checkpoint
+                from anchorprune_vllm.testing.tiny_models.hub_format import write_hub_format
 
-                write_checkpoint(self, directory, seed)
+                write_hub_format(self, directory, seed)
         except ImportError as error:
             raise ValueError(f"{self.architecture}: {error}") from error
 

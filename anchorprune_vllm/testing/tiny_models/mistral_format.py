@@ -8,15 +8,15 @@ from typing import Any
 
 import transformers
 
-from anchorprune_vllm.testing.demo_models.files import write_checkpoint
+from anchorprune_vllm.testing.demo_models.files import write_checkpoint_files
 from anchorprune_vllm.testing.demo_models.tokenizers import WORDS, make_qwen_tokenizer
-from anchorprune_vllm.testing.tiny_models.checkpoint import make_random_model, rename
 from anchorprune_vllm.testing.tiny_models.description import (
     LANGUAGE_MODEL,
     TOWER,
     Config,
     TinyModel,
 )
+from anchorprune_vllm.testing.tiny_models.hub_format import make_random_model, rename
 
 # fmt: off
 _SPECIALS = [
@@ -48,7 +48,7 @@ def write_mistral_format(tiny: TinyModel, directory: Path, seed: int) -> None:
     model = make_random_model(model_class, config, word_ids, seed)
     weights = {rename(name, _MISTRAL_NAMES): each for name, each in model.state_dict().items()}
     files = {"params.json": _params(config), "tekken.json": _tekken(tokens, tiny.vision)}
-    write_checkpoint(directory, weights, files, "consolidated.safetensors")
+    write_checkpoint_files(directory, weights, files, "consolidated.safetensors")
 
 
 def _make_tokens() -> list[bytes]:

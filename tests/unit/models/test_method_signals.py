@@ -19,11 +19,11 @@ from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.signals.contrastive import TextPair
 from anchorprune_vllm.signals.word_matching import MatchingSignals
 from anchorprune_vllm.testing.local_model import LocalModel
+from anchorprune_vllm.testing.selections import recorded_selections
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.models import with_videos
 from tests.support.pictures import clip, picture
 from tests.support.reference import Reference
-from tests.support.selections import recorded_selections
 
 
 @registry.method("importance", "features", "projected", "keys", "object_attention")

@@ -38,7 +38,7 @@ _PROCESSOR_PARTS = {
 """End of the name of a class → argument of a processor."""
 
 
-def write_checkpoint(tiny: TinyModel, directory: Path, seed: int) -> None:
+def write_hub_format(tiny: TinyModel, directory: Path, seed: int) -> None:
     """Write a model's files to a directory, as the hub has them."""
     directory.mkdir(parents=True, exist_ok=True)
     name = tiny.model_class or tiny.architecture
