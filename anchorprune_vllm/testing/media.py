@@ -24,7 +24,7 @@ class Media:
     """An image or a video, as a data URL."""
 
     kind: str
-    """"picture" or "clip"."""
+    """`picture` or `clip`."""
     url: str
 
     def as_message_part(self) -> Any:
