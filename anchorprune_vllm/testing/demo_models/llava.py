@@ -27,12 +27,7 @@ from anchorprune_vllm.testing.demo_models.tokenizers import (
     make_qwen_tokenizer,
     padded_vocabulary,
 )
-from anchorprune_vllm.testing.tiny_models.description import (
-    LANGUAGE_MODEL,
-    MAX_LENGTH,
-    PATCH,
-    square,
-)
+from anchorprune_vllm.testing.tiny_models.description import LANGUAGE_MODEL, MAX_LENGTH, PATCH
 
 # Images first, then the text, whatever their order in the message, as in the hub's templates.
 CHAT_TEMPLATE = """\
@@ -63,7 +58,8 @@ def _config(
     architecture: str, model_type: str, tokenizer: Tokenizer, text: Config, vision: Config
 ) -> Config:
     return {"architectures": [architecture], "model_type": model_type, "dtype": "float32",
-            "image_token_index": tokenizer.token_to_id("<image>"), "tie_word_embeddings": False,
+            "ignore_index": -100, "image_token_index": tokenizer.token_to_id("<image>"),
+            "projector_hidden_act": "gelu", "tie_word_embeddings": False,
             "text_config": text, "vision_config": vision}
 
 
@@ -75,7 +71,8 @@ def llava_config(tokenizer: Tokenizer, vision_config: Config, sizes: Sizes = TIN
     architecture = "LlavaForConditionalGeneration"
     return _config(architecture, "llava", tokenizer, text, vision_config) | {
         "pad_token_id": tokenizer.token_to_id("<pad>"),
-        "image_seq_length": (vision_config["image_size"] // PATCH) ** 2}
+        "image_seq_length": (vision_config["image_size"] // PATCH) ** 2,
+        "vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
 
 
 def _llava_next_config(llava: Config) -> Config:
@@ -84,7 +81,8 @@ def _llava_next_config(llava: Config) -> Config:
     grids = [(1, 2), (2, 1), (2, 2), (3, 1), (1, 3)]
     return llava | {
         "architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next",
-        "image_grid_pinpoints": [[rows * tile, columns * tile] for rows, columns in grids]}
+        "image_grid_pinpoints": [[rows * tile, columns * tile] for rows, columns in grids],
+        "use_image_newline_parameter": True}
 
 
 def _pinpoints(tile: int) -> list[list[int]]:
@@ -94,7 +92,8 @@ def _pinpoints(tile: int) -> list[list[int]]:
 
 def _qwen2_config(tokenizer: Tokenizer, sizes: Sizes, more_tokens: int = 0) -> Config:
     return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "float32",
-            **LANGUAGE_MODEL, "rope_theta": 1e6, "tie_word_embeddings": False,
+            **LANGUAGE_MODEL, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "tie_word_embeddings": False, "use_sliding_window": False,
             "max_position_embeddings": MAX_LENGTH,
             "vocab_size": padded_vocabulary(tokenizer.get_vocab_size() + more_tokens),
             "bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
@@ -108,7 +107,9 @@ def _onevision_config(tokenizer: Tokenizer, vision: Config, sizes: Sizes) -> Con
     architecture = "LlavaOnevisionForConditionalGeneration"
     return _config(architecture, "llava_onevision", tokenizer, text, vision) | {
         "video_token_index": tokenizer.token_to_id("<video>"),
-        "image_grid_pinpoints": _pinpoints(vision["image_size"])}
+        "image_grid_pinpoints": _pinpoints(vision["image_size"]),
+        "use_image_newline_parameter": True, "vision_aspect_ratio": "anyres_max_9",
+        "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
 
 
 def _video_config(tokenizer: Tokenizer, vision: Config, sizes: Sizes) -> Config:
@@ -200,14 +201,13 @@ def write_onevision(directory: Path, seed: int, image_size: int, sizes: Sizes) -
     weights |= language_model(draw, text, tokenizer, "language_model.")
     weights["image_newline"] = draw.table(text["hidden_size"])
     processor: Config = {"processor_class": "LlavaOnevisionProcessor"}
-    half = [0.5] * 3
-    pixels = {"size": square(image_size), "image_mean": half, "image_std": half, **processor}
+    pixels = text_encoders.siglip_pixels(image_size) | processor
     files = qwen_files(text, tokenizer, specials, MAX_LENGTH)
     files["tokenizer_config.json"] |= processor
     write_checkpoint_files(directory, weights, files | {
         "config.json": config,
         "preprocessor_config.json": {
-            **pixels, "image_processor_type": "LlavaOnevisionImageProcessor",
+            **pixels, "image_processor_type": "LlavaOnevisionImageProcessor", "do_pad": True,
             "image_grid_pinpoints": config["image_grid_pinpoints"]},
         "video_preprocessor_config.json": {
             **pixels, "video_processor_type": "LlavaOnevisionVideoProcessor"},

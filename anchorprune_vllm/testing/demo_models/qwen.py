@@ -13,6 +13,7 @@ from anchorprune_vllm.testing.demo_models.random_weights import (
     Weights,
     language_model,
 )
+from anchorprune_vllm.testing.demo_models.text_encoders import CLIP_MEAN_AND_STD
 from anchorprune_vllm.testing.demo_models.tokenizers import (
     QWEN_SPECIALS,
     chat_template,
@@ -41,11 +42,13 @@ _CHAT_TEMPLATE = chat_template(
 def qwen_config(tokenizer: Tokenizer, sizes: Sizes) -> Config:
     """Return the configuration of a Qwen2.5-VL."""
     token_id = tokenizer.token_to_id
-    vision = {**MERGING_TOWER, "depth": 4, "num_heads": 4, "window_size": 112,
-              "fullatt_block_indexes": [1, 3], "tokens_per_second": 2, **sizes.vision}
+    vision = {**MERGING_TOWER, "depth": 4, "num_heads": 4, "hidden_act": "silu", "in_chans": 3,
+              "spatial_patch_size": PATCH, "window_size": 112, "fullatt_block_indexes": [1, 3],
+              "tokens_per_second": 2, **sizes.vision}
     return {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
-            "dtype": "float32", **LANGUAGE_MODEL, "tie_word_embeddings": False,
-            "max_position_embeddings": _MAX_LENGTH, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "dtype": "float32", **LANGUAGE_MODEL, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False, "max_position_embeddings": _MAX_LENGTH,
+            "use_sliding_window": False, "rope_theta": 1e6,
             "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
             "vocab_size": padded_vocabulary(tokenizer.get_vocab_size()),
             "bos_token_id": token_id("<|endoftext|>"), "eos_token_id": token_id("<|im_end|>"),
@@ -106,7 +109,7 @@ def write_qwen_files(
         "config.json": config,
         # For videos too: the hub has no other file for them.
         "preprocessor_config.json": {
-            "image_processor_type": "Qwen2VLImageProcessor", **processor,
+            "image_processor_type": "Qwen2VLImageProcessor", **processor, **CLIP_MEAN_AND_STD,
             "min_pixels": pixels[0], "max_pixels": pixels[1], "patch_size": PATCH,
             "temporal_patch_size": 2, "merge_size": config["vision_config"]["spatial_merge_size"]},
         "chat_template.jinja": _CHAT_TEMPLATE,

@@ -25,10 +25,13 @@ from anchorprune_vllm.testing.demo_models.tokenizers import (
 )
 from anchorprune_vllm.testing.tiny_models.description import PATCH, square
 
-_LOGIT_SCALE = 2.6592
-
-# Entries of these files that are transformers' defaults are left out.
+# All entries are written, as on the hub: where one is missing, vLLM may take another default than
+# transformers (for the mean and deviation of pixels it does).
 # fmt: off
+_PIXELS: Config = {"do_convert_rgb": True, "do_resize": True, "resample": 3,
+                   "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+CLIP_MEAN_AND_STD: Config = {"image_mean": [0.48145466, 0.4578275, 0.40821073],
+                             "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _CLIP_TOKENIZER_CONFIG = {
     "tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>",
     "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
@@ -39,39 +42,50 @@ _SIGLIP_TOKENIZER_CONFIG = {
 
 def clip_pixels(image_size: int) -> Config:
     """Return preprocessor_config.json for CLIP's towers."""
-    return {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": image_size},
-            "crop_size": square(image_size)}
+    return {"image_processor_type": "CLIPImageProcessor", **_PIXELS, **CLIP_MEAN_AND_STD,
+            "size": {"shortest_edge": image_size},
+            "do_center_crop": True, "crop_size": square(image_size)}
+
+
+def siglip_pixels(image_size: int) -> Config:
+    """Return what all preprocessor configurations for SigLIP's towers have."""
+    return {**_PIXELS, "size": square(image_size),
+            "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
 
 def clip_config(vocab_size: int, image_size: int, sizes: Sizes = TINY) -> Config:
     """Return the configuration of a CLIP."""
     joint = {"projection_dim": sizes.text_encoder.get("projection_dim", 32)}
-    text = {"max_position_embeddings": 77, "vocab_size": vocab_size, **joint,
+    common = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, **joint}
+    text = {"max_position_embeddings": 77, "vocab_size": vocab_size,
             # Wrong ids, as on the hub: an end of 2 tells transformers to pool at the highest id.
             "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    return _config("CLIPModel", image_size, sizes, text, joint) | joint
+    return _config("CLIPModel", image_size, sizes, common, text) | joint
 
 
 def siglip_config(vocab_size: int, image_size: int, sizes: Sizes) -> Config:
     """Return the configuration of a SigLIP."""
+    common = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
     text = {"max_position_embeddings": 64, "vocab_size": vocab_size,
             "projection_size": sizes.vision.get("hidden_size", 64),
             "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
-    return _config("SiglipModel", image_size, sizes, text, {})
+    return _config("SiglipModel", image_size, sizes, common, text)
 
 
 def _config(
-    architecture: str, image_size: int, sizes: Sizes, text: Config, vision: Config
+    architecture: str, image_size: int, sizes: Sizes, common: Config, text: Config
 ) -> Config:
     kind = architecture.removesuffix("Model").lower()
-    common = {"hidden_size": 64, "num_attention_heads": 4}
-    text = {"model_type": f"{kind}_text_model", "intermediate_size": 128, "num_hidden_layers": 2,
-            **common, **text, **sizes.text_encoder}
+    common = {"hidden_size": 64, "num_attention_heads": 4, **common}
+    text = {"model_type": f"{kind}_text_model", "intermediate_size": 128,
+            "num_hidden_layers": 2, **text}
     vision = {"model_type": f"{kind}_vision_model", "intermediate_size": 256,
-              "num_hidden_layers": 4, "image_size": image_size, "patch_size": PATCH,
-              **common, **vision, **sizes.vision}
+              "num_hidden_layers": 4, "num_channels": 3, "image_size": image_size,
+              "patch_size": PATCH}
     return {"architectures": [architecture], "model_type": kind, "dtype": "float32",
-            "text_config": text, "vision_config": vision}
+            "logit_scale_init_value": 2.6592,
+            "text_config": common | text | sizes.text_encoder,
+            "vision_config": common | vision | sizes.vision}
 # fmt: on
 
 
@@ -140,8 +154,9 @@ def _text_tower(draw: RandomWeights, config: Config) -> Weights:
         f"{embeddings}.token_embedding.weight": draw.table(text["vocab_size"], hidden, scale=0.3),
         f"{embeddings}.position_embedding.weight": draw.table(positions, hidden, scale=0.1),
     }
+    scale = config["logit_scale_init_value"]
     if is_clip:
-        return weights | {"logit_scale": torch.tensor(_LOGIT_SCALE)}
+        return weights | {"logit_scale": torch.tensor(scale)}
     return weights | {
         f"{head}.probe": draw.table(1, 1, visual),
         f"{head}.attention.in_proj_weight": draw.table(3 * visual, visual, scale=visual**-0.5),
@@ -150,7 +165,7 @@ def _text_tower(draw: RandomWeights, config: Config) -> Weights:
         **draw.norm(f"{head}.layernorm", visual, bias=0.1),
         **draw.linear(f"{head}.mlp.fc1", inner, visual, bias=0.1),
         **draw.linear(f"{head}.mlp.fc2", visual, inner, bias=0.1),
-        "logit_scale": torch.tensor([_LOGIT_SCALE]),
+        "logit_scale": torch.tensor([scale]),
         "logit_bias": torch.tensor([-10.0]),
     }
 
@@ -191,10 +206,10 @@ def write_siglip(
     vocab_size = SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     config = siglip_config(vocab_size, image_size, sizes)
     tower = _vision_tower(draw, config["vision_config"])
-    pixels = {"image_processor_type": "SiglipImageProcessor", "size": square(image_size)}
+    pixels = siglip_pixels(image_size)
     files = {
         "config.json": config,
-        "preprocessor_config.json": pixels,
+        "preprocessor_config.json": {"image_processor_type": "SiglipImageProcessor", **pixels},
         "tokenizer_config.json": _SIGLIP_TOKENIZER_CONFIG,
     }
     write_checkpoint_files(directory, tower | _text_tower(draw, config), files)
