@@ -21,9 +21,10 @@ def plan(*units: int, kept: int = 4) -> ItemPlan:
 LIMITS = SizeLimits(largest=100, method="scope", of_method=None)
 
 
-@pytest.mark.parametrize("units", [(100,), (100, 100), (50,) * 8, (1,) * 400])
-def test_allowed(units: tuple[int, ...]) -> None:
-    LIMITS.check("video", plan(*units))
+def test_allowed(subtests: pytest.Subtests) -> None:
+    for units in ((100,), (100, 100), (50,) * 8, (1,) * 400):
+        with subtests.test(units=units):
+            LIMITS.check("video", plan(*units))
 
 
 def test_a_video_of_too_many_tokens() -> None:
