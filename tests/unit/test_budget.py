@@ -5,7 +5,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anchorprune_vllm.budget import Budget, max_anchor, min_anchor, unit_budgets
@@ -178,6 +178,6 @@ def test_anchor_bounds_at_the_edges():
 
 
 @given(st.integers(1, 100), st.integers(0, 10_000))
+@example(29, 100)  # with floats, floor(0.29 * 100) is 28
 def test_max_anchor_floors_the_decimal_that_was_written(hundredths, budget):
-    # With floats, floor(0.29 * 100) is 28.
     assert max_anchor(budget, 0, hundredths / 100) == hundredths * budget // 100

@@ -17,7 +17,7 @@ import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
 from anchorprune_vllm.models.general.adapter import GeneralModel
 from anchorprune_vllm.models.llava.contrastive import ContrastivePrunedModel
-from anchorprune_vllm.testing.demo_models.make import find_text_encoder
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, find_text_encoder
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,11 @@ def start(model: Path, **options: Any) -> Any:
     return EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
 
-def test_a_good_model_passes(any_model: Path) -> None:
+def test_a_good_model_passes(demo_models: Any, subtests: pytest.Subtests) -> None:
     anchorprune_vllm.register()
-    start(any_model)
+    for arch in ARCHITECTURES:
+        with subtests.test(arch=arch):
+            start(demo_models(arch))
 
 
 def test_where_metrics_go_travels_with_the_config(model: Path) -> None:

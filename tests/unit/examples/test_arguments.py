@@ -11,12 +11,13 @@ import pytest
 from tests.support.examples import load_example, run_example
 
 
-@pytest.mark.parametrize("name", ["offline.py", "openai_client.py", "video.py"])
-def test_help(name: str) -> None:
-    ended = run_example(name, "--help")
-    assert ended.returncode == 0, ended.stderr
-    assert "Without arguments:" in ended.stdout
-    assert "%%" not in ended.stdout
+def test_help(subtests: pytest.Subtests) -> None:
+    for name in ("offline.py", "openai_client.py", "video.py"):
+        with subtests.test(name=name):
+            ended = run_example(name, "--help")
+            assert ended.returncode == 0, ended.stderr
+            assert "Without arguments:" in ended.stdout
+            assert "%%" not in ended.stdout
 
 
 def test_refusals(

@@ -64,25 +64,26 @@ def test_errors(tmp_path: Path, subtests: pytest.Subtests) -> None:
             assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_budgets_and_tasks_are_the_papers(family: str) -> None:
-    paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
-    commands = SCRIPT.dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
-    serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
-    assert {command[2] for command in serves} == {MODELS[family]}
-    budgets = [
-        command[command.index("--anchorprune-budget") + 1]
-        if "--anchorprune-budget" in command
-        else None
-        for command in serves
-    ]
-    assert budgets == [None, *paper["budgets"]]
-    asked = [command for command in commands if command[0] == "lmms-eval"]
-    tasks = [command[command.index("--tasks") + 1] for command in asked]
-    per_run = len(tasks) // len(serves)
-    assert tasks == tasks[:per_run] * len(serves)
-    assert {SCORES[task].column for task in tasks} == {*paper["columns"]}
-    assert commands[-1][-3:] == ["out", "--paper", family]
+def test_budgets_and_tasks_are_the_papers(subtests: pytest.Subtests) -> None:
+    for family in MODELS:
+        with subtests.test(family=family):
+            paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
+            commands = SCRIPT.dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
+            serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
+            assert {command[2] for command in serves} == {MODELS[family]}
+            budgets = [
+                command[command.index("--anchorprune-budget") + 1]
+                if "--anchorprune-budget" in command
+                else None
+                for command in serves
+            ]
+            assert budgets == [None, *paper["budgets"]]
+            asked = [command for command in commands if command[0] == "lmms-eval"]
+            tasks = [command[command.index("--tasks") + 1] for command in asked]
+            per_run = len(tasks) // len(serves)
+            assert tasks == tasks[:per_run] * len(serves)
+            assert {SCORES[task].column for task in tasks} == {*paper["columns"]}
+            assert commands[-1][-3:] == ["out", "--paper", family]
 
 
 def test_vllm_has_every_flag(subtests: pytest.Subtests) -> None:

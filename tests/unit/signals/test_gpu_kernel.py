@@ -88,17 +88,18 @@ def test_logits_may_be_large() -> None:
     assert_equals_plain(query, key, [200], 1.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_segments_know_nothing_of_each_other(dtype: torch.dtype) -> None:
+def test_segments_know_nothing_of_each_other(subtests: pytest.Subtests) -> None:
     """Nor does it matter what else is in a call: the same bits."""
-    segments = [90, 3, 140]
-    query, key = torch.randn(2, 233, 2, 40).to(dtype)
-    together = interpreted(gpu.received_attention, query, key, segments, 0.2)
-    alone = [
-        interpreted(gpu.received_attention, q.clone(), k.clone(), [len(q)], 0.2)
-        for q, k in zip(query.split(segments), key.split(segments), strict=True)
-    ]
-    assert torch.equal(together, torch.cat(alone))
+    for dtype in DTYPES:
+        with subtests.test(dtype=dtype):
+            segments = [90, 3, 140]
+            query, key = torch.randn(2, 233, 2, 40).to(dtype)
+            together = interpreted(gpu.received_attention, query, key, segments, 0.2)
+            alone = [
+                interpreted(gpu.received_attention, q.clone(), k.clone(), [len(q)], 0.2)
+                for q, k in zip(query.split(segments), key.split(segments), strict=True)
+            ]
+            assert torch.equal(together, torch.cat(alone))
 
 
 def launched(query: Tensor, key: Tensor) -> tuple[Tensor, list[str]]:

@@ -99,21 +99,20 @@ def test_an_image_beside_a_larger_one(model: LocalModel) -> None:
         torch.testing.assert_close(given, wanted)
 
 
-@pytest.mark.parametrize(
-    "media",
-    [picture(3), picture(4, (900, 700)), picture(5, (30, 800)), clip(6, frames=4)],
-    ids=["one crop", "scaled", "letterboxed", "video"],
-)
-def test_rows_and_places_of_the_reference(model: LocalModel, reference: Any, media: Any) -> None:
-    processed = process(model, media, budget=100)
-    (rows,) = model.embed(processed)
-    kept = reference.kept(media, QUESTIONS[0], 100)
-    with torch.inference_mode():
-        expected = reference.embed(media)[kept]
-        whole = reference.embed_unpruned(media)
-    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
-    (unpruned,) = model.embed(process(model, media, budget="100%"))
-    torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
+def test_rows_and_places_of_the_reference(
+    model: LocalModel, reference: Any, subtests: pytest.Subtests
+) -> None:
+    for media in (picture(3), picture(4, (900, 700)), picture(5, (30, 800)), clip(6, frames=4)):
+        with subtests.test(media=media):
+            processed = process(model, media, budget=100)
+            (rows,) = model.embed(processed)
+            kept = reference.kept(media, QUESTIONS[0], 100)
+            with torch.inference_mode():
+                expected = reference.embed(media)[kept]
+                whole = reference.embed_unpruned(media)
+            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+            (unpruned,) = model.embed(process(model, media, budget="100%"))
+            torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
 
 
 def test_places_of_the_reference(demo_models: Any, rank: None, subtests: pytest.Subtests) -> None:
