@@ -68,9 +68,8 @@ def test_what_is_copied_exists_and_is_sent_to_docker(image: Dockerfile) -> None:
             assert all(is_sent(str(path.relative_to(ROOT)), IGNORE) for path in files), source
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_nothing_else_is_sent(subtests: pytest.Subtests) -> None:
+    for path in (
         ".git/HEAD",
         ".venv/bin/python",
         "tests/conftest.py",
@@ -78,10 +77,9 @@ def test_what_is_copied_exists_and_is_sent_to_docker(image: Dockerfile) -> None:
         "docker/compose.yaml",
         "anchorprune_vllm/models/__pycache__/llava.cpython-311.pyc",
         "__pycache__/a.pyc",
-    ],
-)
-def test_nothing_else_is_sent(path: str) -> None:
-    assert not is_sent(path, IGNORE)
+    ):
+        with subtests.test(path=path):
+            assert not is_sent(path, IGNORE)
 
 
 def test_the_package_builds_from_what_is_copied(tmp_path: Path) -> None:

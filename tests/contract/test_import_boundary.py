@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anchorprune_vllm"
 
@@ -41,16 +39,17 @@ def is_within(module: str, part: str) -> bool:
     return f"{module}.".startswith(f"anchorprune_vllm.{part}.")
 
 
-@pytest.mark.parametrize("folder", BORDERS)
-def test_borders(folder):
-    crossed = {
-        f"{file.relative_to(PACKAGE)} imports {module}"
-        for file in (PACKAGE / folder).rglob("*.py")
-        for module in imports(file)
-        for part in BORDERS[folder]
-        if is_within(module, part)
-    }
-    assert crossed == set()
+def test_borders(subtests):
+    for folder in BORDERS:
+        with subtests.test(folder=folder):
+            crossed = {
+                f"{file.relative_to(PACKAGE)} imports {module}"
+                for file in (PACKAGE / folder).rglob("*.py")
+                for module in imports(file)
+                for part in BORDERS[folder]
+                if is_within(module, part)
+            }
+            assert crossed == set()
 
 
 def test_the_product_never_imports_its_tools():
@@ -65,10 +64,11 @@ def test_the_product_never_imports_its_tools():
     assert crossed == set()
 
 
-@pytest.mark.parametrize("folder", ["selection", "signals", "methods"])
-def test_these_know_nothing_of_vllm(folder):
-    for file in (PACKAGE / folder).rglob("*.py"):
-        assert not [m for m in imports(file) if m.split(".")[0] == "vllm"], file
+def test_these_know_nothing_of_vllm(subtests):
+    for folder in ("selection", "signals", "methods"):
+        with subtests.test(folder=folder):
+            for file in (PACKAGE / folder).rglob("*.py"):
+                assert not [m for m in imports(file) if m.split(".")[0] == "vllm"], file
 
 
 def loaded_by(module: str, candidates: list[str]) -> list[str]:
@@ -78,20 +78,18 @@ def loaded_by(module: str, candidates: list[str]) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("module", "forbidden"),
-    [
+def test_import_does_not_load(subtests):
+    """Checked in a fresh process, as this one has loaded all."""
+    for module, forbidden in (
         ("anchorprune_vllm", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.budget", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.selection", ["vllm", "transformers"]),
         ("anchorprune_vllm.signals.attention", ["vllm", "transformers", "triton"]),
         ("anchorprune_vllm.signals.clip", ["vllm"]),
         ("anchorprune_vllm.worker.pruner", ["vllm", "transformers"]),
-    ],
-)
-def test_import_does_not_load(module, forbidden):
-    """Checked in a fresh process, as this one has loaded all."""
-    assert loaded_by(module, forbidden) == []
+    ):
+        with subtests.test(module=module):
+            assert loaded_by(module, forbidden) == []
 
 
 def test_the_question_can_be_answered_with_yes():

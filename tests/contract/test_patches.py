@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from anchorprune_vllm import vllm_patches
-from anchorprune_vllm.vllm_patches.hooks import HOOKS, Hook
+from anchorprune_vllm.vllm_patches.hooks import HOOKS
 from tests.support.patched_vllm import PATCHES, ROOT, PatchedVllm, changed_files, git_apply
 
 pytestmark = pytest.mark.skipif(
@@ -78,10 +78,11 @@ def test_the_table_has_all_hooks() -> None:
     ]
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.file} {hook.target}")
-def test_hooks_that_we_lean_on_are_there(hook: Hook) -> None:
-    assert hook.name in (ROOT / "anchorprune_vllm" / hook.file).read_text()
-    assert hook.is_there()
+def test_hooks_that_we_lean_on_are_there(subtests: pytest.Subtests) -> None:
+    for hook in HOOKS:
+        with subtests.test(hook=hook.target):
+            assert hook.name in (ROOT / "anchorprune_vllm" / hook.file).read_text()
+            assert hook.is_there()
 
 
 @each_diff

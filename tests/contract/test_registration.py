@@ -19,13 +19,14 @@ def test_entry_point() -> None:
     assert found.load() is anchorprune_vllm.register
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_model_is_registered_with_a_processor_of_its_own(architecture: str) -> None:
-    anchorprune_vllm.register()
-    model = model_class(architecture)
-    assert ModelRegistry.models[architecture].load_model_cls() is model
-    # A subclass silently inherits its parent's processor otherwise.
-    assert "_processor_factory" in vars(model)
+def test_model_is_registered_with_a_processor_of_its_own(subtests: pytest.Subtests) -> None:
+    for architecture in ARCHITECTURES:
+        with subtests.test(architecture=architecture):
+            anchorprune_vllm.register()
+            model = model_class(architecture)
+            assert ModelRegistry.models[architecture].load_model_cls() is model
+            # A subclass silently inherits its parent's processor otherwise.
+            assert "_processor_factory" in vars(model)
 
 
 def test_llava_video_has_a_tokenizer_and_a_renderer() -> None:

@@ -5,7 +5,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anchorprune_vllm.budget import Budget, max_anchor, min_anchor, unit_budgets
@@ -16,9 +16,8 @@ ALLOWED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_parse_and_canonical_text(subtests):
+    for value, text in (
         (64, "64"),
         ("64", "64"),
         (" 064 ", "64"),
@@ -29,27 +28,24 @@ ALLOWED = (
         ("100%", "100%"),
         ("0.001%", "0.001%"),
         (Budget(count=3), "3"),
-    ],
-)
-def test_parse_and_canonical_text(value, text):
-    budget = Budget.parse(value)
-    assert str(budget) == text
-    assert Budget.parse(str(budget)) == budget
-    assert hash(Budget.parse(str(budget))) == hash(budget)
+    ):
+        with subtests.test(value=value):
+            budget = Budget.parse(value)
+            assert str(budget) == text
+            assert Budget.parse(str(budget)) == budget
+            assert hash(Budget.parse(str(budget))) == hash(budget)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_refused_in_words(subtests):
+    for value in (
         *(0, -1, 1.5, 64.0, True, False, None, [64], b"64", Fraction(1, 2)),
         *("", " ", "0", "-1", "+5", "1.5", "abc", "٣", "1" * 19),
         *("0%", "0.0%", "200%", "100.1%", "-5%", "%", "10 %", "1e1%", "nan%", ".5%"),
-    ],
-)
-def test_refused_in_words(value):
-    with pytest.raises(ValueError) as refused:  # noqa: PT011
-        Budget.parse(value)
-    assert str(refused.value) == f"Budget {value!r} is not allowed: {ALLOWED}"
+    ):
+        with subtests.test(value=value):
+            with pytest.raises(ValueError) as refused:  # noqa: PT011
+                Budget.parse(value)
+            assert str(refused.value) == f"Budget {value!r} is not allowed: {ALLOWED}"
 
 
 def test_refusal_stays_one_short_line():
@@ -59,25 +55,22 @@ def test_refusal_stays_one_short_line():
     assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_budget_made_directly_is_checked_too(subtests):
+    for fields in (
         {},
         {"count": 1, "percent": Decimal(1)},
         {"count": 0},
         {"count": True},
         {"percent": Decimal(0)},
         {"percent": Decimal(101)},
-    ],
-)
-def test_a_budget_made_directly_is_checked_too(fields):
-    with pytest.raises(ValueError, match=r"^(Budget .* is not allowed|A budget has either)"):
-        Budget(**fields)
+    ):
+        words = r"^(Budget .* is not allowed|A budget has either)"
+        with subtests.test(**fields), pytest.raises(ValueError, match=words):
+            Budget(**fields)
 
 
-@pytest.mark.parametrize(
-    ("value", "candidates", "tokens"),
-    [
+def test_tokens(subtests):
+    for value, candidates, tokens in (
         ("5.6%", 576, 32),
         ("11.1%", 576, 64),
         ("22.2%", 576, 128),
@@ -92,10 +85,9 @@ def test_a_budget_made_directly_is_checked_too(fields):
         (1, 1, 1),
         (5, 0, 0),
         ("10%", 0, 0),
-    ],
-)
-def test_tokens(value, candidates, tokens):
-    assert Budget.parse(value).tokens(candidates) == tokens
+    ):
+        with subtests.test(value=value, candidates=candidates):
+            assert Budget.parse(value).tokens(candidates) == tokens
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
@@ -113,9 +105,8 @@ def test_keeps_all():
     assert not Budget.parse(100).keeps_all
 
 
-@pytest.mark.parametrize(
-    ("total", "sizes", "budgets"),
-    [
+def test_unit_budgets(subtests):
+    for total, sizes, budgets in (
         (160, [576] * 5, [32] * 5),
         (512, [196] * 16, [32] * 16),
         (64, [576], [64]),
@@ -127,10 +118,9 @@ def test_keeps_all():
         (0, [], []),
         (0, [0, 0], [0, 0]),
         (1, [0, 1], [0, 1]),
-    ],
-)
-def test_unit_budgets(total, sizes, budgets):
-    assert unit_budgets(total, sizes) == budgets
+    ):
+        with subtests.test(total=total, sizes=sizes):
+            assert unit_budgets(total, sizes) == budgets
 
 
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=40), st.data())
@@ -150,20 +140,19 @@ def test_unit_budgets_are_largest_remainder(sizes, data):
     assert not up or not down or min(up) > max(down)
 
 
-@pytest.mark.parametrize("total", [-1, 7])
-def test_unit_budgets_refuses_what_cannot_be_shared(total):
-    with pytest.raises(ValueError) as refused:  # noqa: PT011
-        unit_budgets(total, [2, 4])
-    assert str(refused.value) == (
-        f"{total} tokens cannot be shared among units of 6 candidates in all: "
-        "the total must be between 0 and the number of candidates."
-    )
+def test_unit_budgets_refuses_what_cannot_be_shared():
+    for total in (-1, 7):
+        with pytest.raises(ValueError) as refused:  # noqa: PT011
+            unit_budgets(total, [2, 4])
+        assert str(refused.value) == (
+            f"{total} tokens cannot be shared among units of 6 candidates in all: "
+            "the total must be between 0 and the number of candidates."
+        )
 
 
-# The paper's table of anchor configurations: units, total budget, K_min per unit.
-@pytest.mark.parametrize(
-    ("units", "total", "minimum"),
-    [
+def test_min_anchor_is_the_papers_table(subtests):
+    """The paper's table of anchor configurations: units, total budget, K_min per unit."""
+    for units, total, minimum in (
         (1, 32, 5),  # LLaVA-1.5
         (1, 64, 10),  # LLaVA-1.5 and Qwen2.5-VL
         (1, 128, 20),  # LLaVA-1.5 and Qwen2.5-VL
@@ -173,10 +162,10 @@ def test_unit_budgets_refuses_what_cannot_be_shared(total):
         (5, 640, 20),
         (16, 512, 5),  # LLaVA-Video
         (16, 1024, 10),
-    ],
-)
-def test_min_anchor_is_the_papers_table(units, total, minimum):
-    assert [min_anchor(share) for share in unit_budgets(total, [576] * units)] == [minimum] * units
+    ):
+        with subtests.test(units=units, total=total):
+            shares = unit_budgets(total, [576] * units)
+            assert [min_anchor(share) for share in shares] == [minimum] * units
 
 
 def test_anchor_bounds_at_the_edges():
@@ -189,6 +178,6 @@ def test_anchor_bounds_at_the_edges():
 
 
 @given(st.integers(1, 100), st.integers(0, 10_000))
+@example(29, 100)  # with floats, floor(0.29 * 100) is 28
 def test_max_anchor_floors_the_decimal_that_was_written(hundredths, budget):
-    # With floats, floor(0.29 * 100) is 28.
     assert max_anchor(budget, 0, hundredths / 100) == hundredths * budget // 100

@@ -32,9 +32,8 @@ def test_video_budget_is_for_videos_alone() -> None:
     assert str(PruneConfig(64).budget_for("video")) == "64"
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
+def test_fingerprint(subtests: pytest.Subtests) -> None:
+    for change, same in (
         ({"tau": 0.3}, False),
         ({"patience": 4}, False),
         ({"min_anchor": 2}, False),
@@ -46,17 +45,17 @@ def test_video_budget_is_for_videos_alone() -> None:
         ({"feature_cache_mb": 1}, True),
         ({"pixel_cache_mb": 1}, True),
         ({"level": "full"}, True),
-    ],
-)
-def test_fingerprint(change: dict[str, object], same: bool) -> None:
-    base = {"budget": 64}
-    fingerprints = {PruneConfig.from_dict(s).fingerprint() for s in (base, {**base, **change})}
-    assert (len(fingerprints) == 1) == same
+    ):
+        with subtests.test(change=change, same=same):
+            base = {"budget": 64}
+            fingerprints = {
+                PruneConfig.from_dict(s).fingerprint() for s in (base, {**base, **change})
+            }
+            assert (len(fingerprints) == 1) == same
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_refusals(subtests: pytest.Subtests) -> None:
+    for settings, words in (
         ({}, 'settings need a budget, such as {"budget": 64}'),
         ("64", "settings must be a dictionary"),
         ({"budget": 0}, "Budget 0 is not allowed"),
@@ -74,10 +73,9 @@ def test_fingerprint(change: dict[str, object], same: bool) -> None:
         ({"budget": 8, "feature_cache_mb": -1}, "feature_cache_mb must be a whole number of at"),
         ({"budget": 8, "level": "half"}, "level must be one of any, full, got 'half'"),
         ({"budget": 8, "text_encoder": ""}, "text_encoder must be a hub id or a local path"),
-    ],
-)
-def test_refusals(settings: object, words: str) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        PruneConfig.from_dict(settings)  # type: ignore[arg-type]
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    ):
+        with subtests.test(settings=settings):
+            with pytest.raises(ValueError) as error:  # noqa: PT011
+                PruneConfig.from_dict(settings)  # type: ignore[arg-type]
+            assert words in str(error.value)
+            assert "\n" not in str(error.value)

@@ -31,9 +31,8 @@ def start(model: Path, budget: int | None, **options: Any) -> Any:
     return EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_refused(model: Path, subtests: pytest.Subtests) -> None:
+    for options, words in (
         ({"mm_encoder_only": True}, "leave out --mm-encoder-only, so that one instance does both"),
         ({"ec_transfer_config": ECTransferConfig(**PRODUCER)}, "leave out --ec-transfer-config"),
         ({"ec_transfer_config": PRODUCER}, "leave out --ec-transfer-config"),
@@ -42,12 +41,11 @@ def start(model: Path, budget: int | None, **options: Any) -> Any:
             "give --prefill-context-parallel-size 1 instead of 2",
         ),
         ({"decode_context_parallel_size": 4}, "give --decode-context-parallel-size 1 instead of 4"),
-    ],
-)
-def test_refused(model: Path, options: dict[str, Any], words: str) -> None:
-    start(model, None, **options)
-    with pytest.raises(ValueError, match=f"anchorprune: .*{words}"):
-        start(model, 16, **options)
+    ):
+        with subtests.test(options=options):
+            start(model, None, **options)
+            with pytest.raises(ValueError, match=f"anchorprune: .*{words}"):
+                start(model, 16, **options)
 
 
 def test_a_consumer_of_encoder_outputs_has_a_language_model(model: Path) -> None:

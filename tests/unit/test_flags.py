@@ -77,9 +77,10 @@ def test_flags_without_budget_are_inert_and_say_so(
     assert "without --anchorprune-budget these flags have no effect: --anchorprune-query" in line
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
+def test_bad_values_end_in_one_line(
+    parser: FlexibleArgumentParser, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for flag, value, words in (
         *(
             ("--anchorprune-budget", value, f"Budget {value!r} is not allowed: give a positive")
             for value in ("0", "-1", "1.5", "abc", "0%", "200%", "")
@@ -90,20 +91,18 @@ def test_flags_without_budget_are_inert_and_say_so(
         ("--anchorprune-config", "{tau", "settings must be JSON, got '{tau'"),
         ("--anchorprune-config", "[1]", "settings must be a dictionary"),
         ("--anchorprune-config", '{"tua": 1}', "unknown setting 'tua' (did you mean 'tau'?)"),
-    ],
-)
-def test_bad_values_end_in_one_line(
-    parser: FlexibleArgumentParser,
-    capsys: pytest.CaptureFixture[str],
-    flag: str,
-    value: str,
-    words: str,
-) -> None:
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--model", "m", f"{flag}={value}"])
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith(f"vllm serve: error: argument {flag}: ")
-    assert words in last
+    ):
+        with subtests.test(flag=flag, value=value):
+            with pytest.raises(SystemExit):
+                parser.parse_args(["--model", "m", f"{flag}={value}"])
+            last = capsys.readouterr().err.strip().splitlines()[-1]
+            assert last.startswith(f"vllm serve: error: argument {flag}: ")
+            assert words in last
+
+
+METHOD = ("--anchorprune-method", "hiprune")
+OPTIONS = ("--anchorprune-config", '{"method_options": {"alpha": 0.5}}')
+BUDGET = ("--anchorprune-budget", "64")
 
 
 class TestSettingsTogether:
@@ -117,54 +116,51 @@ class TestSettingsTogether:
         command.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
         return lambda *flags: parser.parse_args(["serve", "m", *flags]).hf_overrides["anchorprune"]
 
-    METHOD = ("--anchorprune-method", "hiprune")
-    OPTIONS = ("--anchorprune-config", '{"method_options": {"alpha": 0.5}}')
-    BUDGET = ("--anchorprune-budget", "64")
-
-    @pytest.mark.parametrize("order", [*permutations((METHOD, OPTIONS, BUDGET))])
     def test_a_method_and_its_options(
-        self, serve: Callable[..., Any], order: tuple[tuple[str, str], ...]
+        self, serve: Callable[..., Any], subtests: pytest.Subtests
     ) -> None:
-        given = serve(*(word for flag in order for word in flag))
-        assert given == {"budget": "64", "method": "hiprune", "method_options": {"alpha": 0.5}}
+        for order in permutations((METHOD, OPTIONS, BUDGET)):
+            with subtests.test(order=order):
+                given = serve(*(word for flag in order for word in flag))
+                assert given == {
+                    "budget": "64",
+                    "method": "hiprune",
+                    "method_options": {"alpha": 0.5},
+                }
 
     def test_the_method_from_any_place(self, serve: Callable[..., Any]) -> None:
         own = json.dumps({"anchorprune": {"method": "hiprune"}})
-        assert serve(*self.BUDGET, *self.OPTIONS, "--hf-overrides", own)["method"] == "hiprune"
+        assert serve(*BUDGET, *OPTIONS, "--hf-overrides", own)["method"] == "hiprune"
 
     def test_a_flag_wins_over_the_json_and_that_over_the_overrides(
         self, serve: Callable[..., Any]
     ) -> None:
         own = json.dumps({"anchorprune": {"budget": 1, "query": "none", "tau": 0.1, "patience": 4}})
         config = json.dumps({"budget": 2, "query": "all", "tau": 0.3})
-        flags = (*self.BUDGET, "--hf-overrides", own, "--anchorprune-config", config)
+        flags = (*BUDGET, "--hf-overrides", own, "--anchorprune-config", config)
         assert serve(*flags) == {"budget": "64", "query": "all", "tau": 0.3, "patience": 4}
 
-    @pytest.mark.parametrize(
-        ("flags", "words"),
-        [
+    def test_what_does_not_go_together_ends_in_one_line(
+        self,
+        serve: Callable[..., Any],
+        capsys: pytest.CaptureFixture[str],
+        subtests: pytest.Subtests,
+    ) -> None:
+        for flags, words in (
             (OPTIONS, "method_options are for the other methods"),
             ((*METHOD, "--anchorprune-config", '{"tau": 0.3}'), "tau is a setting of the method"),
             ((*METHOD, "--anchorprune-config", '{"method_options": {"alhpa": 1}}'), "'alpha'?"),
             (("--anchorprune-config", '{"tau": 9}'), "tau must be a number from 0 to 2, got 9"),
             (("--hf-overrides", '{"anchorprune": 5}'), "settings must be a dictionary such as"),
             (("--hf-overrides", '{"anchorprune": {"tua": 1}}'), "unknown setting 'tua'"),
-        ],
-    )
-    @pytest.mark.parametrize("budget", [BUDGET, ("--anchorprune-query", "last")])
-    def test_what_does_not_go_together_ends_in_one_line(
-        self,
-        serve: Callable[..., Any],
-        capsys: pytest.CaptureFixture[str],
-        flags: tuple[str, ...],
-        words: str,
-        budget: tuple[str, str],
-    ) -> None:
-        with pytest.raises(SystemExit):
-            serve(*flags, *budget)
-        last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert last.startswith("vllm serve: error: anchorprune: ")
-        assert words in last
+        ):
+            for other in (BUDGET, ("--anchorprune-query", "last")):
+                with subtests.test(flags=flags, other=other):
+                    with pytest.raises(SystemExit):
+                        serve(*flags, *other)
+                    last = capsys.readouterr().err.strip().splitlines()[-1]
+                    assert last.startswith("vllm serve: error: anchorprune: ")
+                    assert words in last
 
 
 def test_a_budget_for_videos_alone(parser: FlexibleArgumentParser) -> None:

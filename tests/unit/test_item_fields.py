@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -56,16 +57,14 @@ def assert_same(one: Any, other: Any) -> None:
             assert_same(a, b)
 
 
-@pytest.mark.parametrize("items", [ITEMS, UNLIKE, ITEMS[:1]], ids=["like", "unlike", "one"])
-@pytest.mark.parametrize("chosen", [[0], [2, 0], [1, 2], [0, 1, 2]])
-def test_a_call_for_some_items_is_vllms_own(
-    items: Sequence[MultiModalKwargsItem], chosen: list[int]
-) -> None:
-    if max(chosen) >= len(items):
-        chosen = [0]
-    taken = items_of(call(items), [slices_of(each) for each in items])
-    expected = call([items[i] for i in chosen])
-    made = joined([taken[i] for i in chosen])
-    assert made.keys() == expected.keys()
-    for name in made:
-        assert_same(made[name], expected[name])
+def test_a_call_for_some_items_is_vllms_own(subtests: pytest.Subtests) -> None:
+    for chosen, items in product([[0], [2, 0], [1, 2], [0, 1, 2]], [ITEMS, UNLIKE, ITEMS[:1]]):
+        with subtests.test(chosen=chosen):
+            if max(chosen) >= len(items):
+                chosen = [0]
+            taken = items_of(call(items), [slices_of(each) for each in items])
+            expected = call([items[i] for i in chosen])
+            made = joined([taken[i] for i in chosen])
+            assert made.keys() == expected.keys()
+            for name in made:
+                assert_same(made[name], expected[name])

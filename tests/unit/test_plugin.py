@@ -17,7 +17,7 @@ import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
 from anchorprune_vllm.models.general.adapter import GeneralModel
 from anchorprune_vllm.models.llava.contrastive import ContrastivePrunedModel
-from anchorprune_vllm.testing.demo_models.make import find_text_encoder
+from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, find_text_encoder
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,11 @@ def start(model: Path, **options: Any) -> Any:
     return EngineArgs(model=str(model), hf_overrides=overrides, **options).create_model_config()
 
 
-def test_a_good_model_passes(any_model: Path) -> None:
+def test_a_good_model_passes(demo_models: Any, subtests: pytest.Subtests) -> None:
     anchorprune_vllm.register()
-    start(any_model)
+    for arch in ARCHITECTURES:
+        with subtests.test(arch=arch):
+            start(demo_models(arch))
 
 
 def test_where_metrics_go_travels_with_the_config(model: Path) -> None:
@@ -127,14 +129,19 @@ def test_another_kind_of_tower_is_for_the_general_adapter(
         start(tmp_path, settings={"text_encoder": str(find_text_encoder(model))})
 
 
-@pytest.mark.parametrize("arch", ["llava-onevision", "llava-video"])
-def test_siglip_towers_need_siglip(demo_models: Any, model: Path, arch: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"is a 'clip' model, but .* needs a full SigLIP checkpoint"
-    ):
-        start(demo_models(arch), settings={"text_encoder": str(model / "clip")})
-    with pytest.raises(ValueError, match=r"no text encoder is known .* paired SigLIP checkpoint"):
-        start(demo_models(arch), settings={"text_encoder": None})
+def test_siglip_towers_need_siglip(
+    demo_models: Any, model: Path, subtests: pytest.Subtests
+) -> None:
+    for arch in ("llava-onevision", "llava-video"):
+        with subtests.test(arch=arch):
+            with pytest.raises(
+                ValueError, match=r"is a 'clip' model, but .* needs a full SigLIP checkpoint"
+            ):
+                start(demo_models(arch), settings={"text_encoder": str(model / "clip")})
+            with pytest.raises(
+                ValueError, match=r"no text encoder is known .* paired SigLIP checkpoint"
+            ):
+                start(demo_models(arch), settings={"text_encoder": None})
 
 
 def test_several_layers_of_the_tower(model: Path) -> None:
@@ -156,16 +163,13 @@ class TestQwen:
         anchorprune_vllm.register()
         return demo_models("qwen2.5-vl")
 
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [
+    def test_settings_of_other_models(self, qwen: Path, subtests: pytest.Subtests) -> None:
+        for settings, words in (
             ({"positions": "compact"}, "'compact' are for models with 1-D positions"),
             ({"text_encoder": "openai/clip"}, "needs no text encoder.*leave out"),
-        ],
-    )
-    def test_settings_of_other_models(self, qwen: Path, settings: Any, words: str) -> None:
-        with pytest.raises(ValueError, match=words):
-            start(qwen, settings=settings)
+        ):
+            with subtests.test(settings=settings), pytest.raises(ValueError, match=words):
+                start(qwen, settings=settings)
 
     def test_vllms_own_pruning(self, qwen: Path) -> None:
         with pytest.raises(ValueError, match="--video-pruning-rate and --anchorprune-budget both"):
@@ -234,9 +238,8 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
         EngineArgs.from_cli_args(args).create_model_config()
 
 
-@pytest.mark.parametrize(
-    ("arch", "options", "settings", "words"),
-    [
+def test_what_the_general_level_lacks(demo_models: Any, subtests: pytest.Subtests) -> None:
+    for arch, options, settings, words in (
         ("cohere2-vision", {}, {"method": "hiprune"}, "hiprune needs object_attention of the"),
         ("qwen3-vl", {}, {"similarity": "raw"}, "for CLIP and SigLIP pairs; Qwen3VL"),
         ("qwen3-vl", {}, {"text_encoder": "clip"}, "Qwen3VL.* needs no text encoder"),
@@ -244,15 +247,12 @@ def test_command_line_gets_the_message_alone(model: Path) -> None:
         ("glm-4v", {"mm_encoder_tp_mode": "data"}, {}, "leave out --mm-encoder-tp-mode data"),
         ("qwen3-vl", {"enable_mm_embeds": True}, {}, "leave out --enable-mm-embeds"),
         ("qwen3-vl", {"skip_mm_profiling": True}, {"level": "full"}, "out --skip-mm-profiling"),
-    ],
-)
-def test_what_the_general_level_lacks(
-    demo_models: Any, arch: str, options: dict[str, Any], settings: dict[str, Any], words: str
-) -> None:
-    model = demo_models(arch)
-    start(model)
-    with pytest.raises(ValueError, match=words):
-        start(model, settings=settings, **options)
+    ):
+        with subtests.test(arch=arch, options=options, settings=settings):
+            model = demo_models(arch)
+            start(model)
+            with pytest.raises(ValueError, match=words):
+                start(model, settings=settings, **options)
 
 
 @pytest.mark.parametrize(

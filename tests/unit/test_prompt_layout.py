@@ -21,45 +21,42 @@ TILES = layout(TAG, *[IMAGE] * 4, TAG, TAG, *[IMAGE] * 2, END)
 UNLIKE = layout(*[IMAGE] * 4, TAG, *[IMAGE] * 2, ROW, *[IMAGE] * 2)
 
 
-@pytest.mark.parametrize(
-    ("item", "sizes", "is_in_rows"),
-    [
+def test_units(subtests: pytest.Subtests) -> None:
+    """The same single token between all runs ends rows of one image; anything else divides it."""
+    for item, sizes, is_in_rows in (
         (ALONE, (6,), False),
         (FRAMED, (6,), False),
         (ROWS, (6,), True),
         (TILES, (4, 2), False),
         (UNLIKE, (4, 2, 2), False),
-    ],
-)
-def test_units(item: PromptLayout, sizes: tuple[int, ...], is_in_rows: bool) -> None:
-    """The same single token between all runs ends rows of one image; anything else divides it."""
-    assert (item.unit_sizes, item.is_in_rows) == (sizes, is_in_rows)
-    assert item.embeddings == sum(sizes)
+    ):
+        with subtests.test(item=item, sizes=sizes, is_in_rows=is_in_rows):
+            assert (item.unit_sizes, item.is_in_rows) == (sizes, is_in_rows)
+            assert item.embeddings == sum(sizes)
 
 
-@pytest.mark.parametrize(
-    ("item", "kept", "left"),
-    [
+def test_what_stays(subtests: pytest.Subtests) -> None:
+    """Row ends go; text between units stays, also beside a unit that keeps nothing."""
+    for item, kept, left in (
         (ALONE, 2, [IMAGE, IMAGE]),
         (FRAMED, 2, [TAG, IMAGE, IMAGE, END]),
         (ROWS, 3, [IMAGE, IMAGE, IMAGE, END]),
         (TILES, 3, [TAG, IMAGE, IMAGE, TAG, TAG, IMAGE, END]),
         (TILES, 1, [TAG, IMAGE, TAG, TAG, END]),
-    ],
-)
-def test_what_stays(item: PromptLayout, kept: int, left: list[int]) -> None:
-    """Row ends go; text between units stays, also beside a unit that keeps nothing."""
-    stays = item.stays(item.shares(kept))
-    assert [token for token, stay in zip(item.tokens(), stays, strict=True) if stay] == left
+    ):
+        with subtests.test(item=item, kept=kept, left=left):
+            stays = item.stays(item.shares(kept))
+            assert [token for token, stay in zip(item.tokens(), stays, strict=True) if stay] == left
 
 
 def test_without_a_mask_all_tokens_are_embeddings() -> None:
     assert PromptLayout.of([IMAGE, ROW, IMAGE]).runs == (3,)
 
 
-@pytest.mark.parametrize("item", [ALONE, FRAMED, ROWS, TILES])
-def test_there_and_back(item: PromptLayout) -> None:
-    tensor = item.to_tensor()
-    assert PromptLayout.from_tensor(tensor) == item
-    assert len(item.tokens()) == len(item.is_embedding()) == item.length
-    assert tensor.device.type == "cpu"
+def test_there_and_back(subtests: pytest.Subtests) -> None:
+    for item in (ALONE, FRAMED, ROWS, TILES):
+        with subtests.test(item=item):
+            tensor = item.to_tensor()
+            assert PromptLayout.from_tensor(tensor) == item
+            assert len(item.tokens()) == len(item.is_embedding()) == item.length
+            assert tensor.device.type == "cpu"

@@ -45,7 +45,14 @@ def make(model: Path, options: dict[str, Any] | None = None, **settings: Any) ->
 
 
 @pytest.fixture(scope="module")
-def processor(any_model: Path) -> Any:
+def processor(demo_model: Path) -> Any:
+    """A processor for the rules that are the same for all models."""
+    return make(demo_model)
+
+
+@pytest.fixture(scope="module")
+def each_processor(any_model: Path) -> Any:
+    """The processor of each demo model in turn, for what depends on its prompts."""
     return make(any_model)
 
 
@@ -74,11 +81,15 @@ def ask(question: str) -> str:
     return f"USER: <image>\n{question} ASSISTANT:"
 
 
-@pytest.mark.parametrize("size", [(168, 168), (336, 336), (70, 400), (1700, 9)])
 def test_placeholders_equal_the_plan(
-    processor: Any, reference: Reference, size: tuple[int, int]
+    each_processor: Any, reference: Reference, subtests: pytest.Subtests
 ) -> None:
-    image = picture(1, size)
+    for size in ((168, 168), (336, 336), (70, 400), (1700, 9)):
+        with subtests.test(size=size):
+            check_placeholders(each_processor, reference, picture(1, size))
+
+
+def check_placeholders(processor: Any, reference: Reference, image: Image.Image) -> None:
     sizes, unpruned = reference.unit_sizes(image), reference.unpruned(image)
     total = sum(sizes)
     for budget, kept in ((1, 1), (7, 7), ("50%", (total + 1) // 2), (total - 1, total - 1)):
@@ -102,9 +113,9 @@ def placeholders(out: Any) -> int:
 
 
 class TestIdentity:
-    def test_question_budget_and_settings_are_in_it(self, processor: Any, any_model: Path) -> None:
+    def test_question_budget_and_settings_are_in_it(self, processor: Any, demo_model: Path) -> None:
         image = picture(2)
-        other_settings = make(any_model, tau=0.3)
+        other_settings = make(demo_model, tau=0.3)
         seen = [
             hashes(processor, ask(QUESTIONS[0]), image),
             hashes(processor, ask(QUESTIONS[1]), image),
@@ -132,18 +143,18 @@ class TestIdentity:
         }
         assert len(keys) == 1
 
-    def test_later_turns_and_images_leave_an_item_alone(self, processor: Any) -> None:
+    def test_later_turns_and_images_leave_an_item_alone(self, each_processor: Any) -> None:
         first, second = picture(4), picture(5)
-        alone = hashes(processor, ask(QUESTIONS[0]), first)
+        alone = hashes(each_processor, ask(QUESTIONS[0]), first)
         later = f"{ask(QUESTIONS[0])} A dog. USER: <image>\n{QUESTIONS[1]} ASSISTANT:"
-        both = hashes(processor, later, first, second)
+        both = hashes(each_processor, later, first, second)
         assert both[0] == alone[0]
-        assert both[1] == hashes(processor, ask(QUESTIONS[1]), second)[0]
+        assert both[1] == hashes(each_processor, ask(QUESTIONS[1]), second)[0]
 
 
-def test_plan_carries_media_and_question(processor: Any) -> None:
+def test_plan_carries_media_and_question(each_processor: Any) -> None:
     def plan_of(question: str, image: Image.Image) -> Any:
-        out = process(processor, ask(question), image)
+        out = process(each_processor, ask(question), image)
         return plans_of(out)[0]
 
     one, other_question, other_image = (
@@ -156,12 +167,12 @@ def test_plan_carries_media_and_question(processor: Any) -> None:
     assert one.query_ids.tolist() != other_question.query_ids.tolist()
 
 
-def test_processor_cache_holds_each_question(processor: Any) -> None:
+def test_processor_cache_holds_each_question(each_processor: Any) -> None:
     images = [picture(8), picture(9)]
     prompt = f"{ask(QUESTIONS[0])} A dog. USER: <image>\n{QUESTIONS[1]} ASSISTANT:"
-    process(processor, ask(QUESTIONS[0]), images[0], cached=True)
-    mixed = process(processor, prompt, *images, cached=True)  # the first item is cached
-    fresh = process(processor, prompt, *images)
+    process(each_processor, ask(QUESTIONS[0]), images[0], cached=True)
+    mixed = process(each_processor, prompt, *images, cached=True)  # the first item is cached
+    fresh = process(each_processor, prompt, *images)
     assert mixed["mm_hashes"] == fresh["mm_hashes"]
     for got, wanted in zip(mixed["mm_kwargs"]["image"], fresh["mm_kwargs"]["image"], strict=True):
         assert got.keys() == wanted.keys()
@@ -185,14 +196,13 @@ def test_the_clients_own_embeddings_are_passed_on(any_model: Path) -> None:
     assert pop_plans("image", dict(out["mm_kwargs"].get_data())) is None
 
 
-def test_a_uuid_that_names_another_picture_later(processor: Any) -> None:
+def test_a_uuid_that_names_another_picture_later(each_processor: Any) -> None:
     """The worker must not take the rows of the first for the second's, if they are not as many."""
-    plans = [
-        plans_of(process(processor, ask(question), picture(1, size), uuids=["mine"], cached=True))[
-            0
-        ]
-        for size, question in (((600, 500), "Why?"), ((336, 336), "Who?"))
-    ]
+    plans = []
+    for size, question in (((600, 500), "Why?"), ((336, 336), "Who?")):
+        image = picture(1, size)
+        out = process(each_processor, ask(question), image, uuids=["mine"], cached=True)
+        plans += plans_of(out)
     keys, tokens = ({getattr(plan, name) for plan in plans} for name in ("media_key", "tokens"))
     assert len(keys) == len(tokens)
 
@@ -220,26 +230,26 @@ def test_stray_placeholders(any_model: Path) -> None:
         process(processor, ask(f"Why {token}?"), picture(1))
 
 
-def test_large_items_are_refused_only_if_pruned(any_model: Path) -> None:
-    processor = make(any_model)
+def test_large_items_are_refused_only_if_pruned(demo_model: Path) -> None:
+    processor = make(demo_model)
     processor._size_limits = SizeLimits(largest=1, method="anchorprune", of_method=None)
     process(processor, ask("Why?"), picture(1), override={"budget": "100%"})
     with pytest.raises(ValueError, match="visual tokens before pruning; at most 4 are allowed"):
         process(processor, ask("Why?"), picture(1))
 
 
-def test_dummies_need_as_much_as_any_request(processor: Any) -> None:
-    out = processor.get_dummy_mm_inputs({"image": 2})
+def test_dummies_need_as_much_as_any_request(each_processor: Any) -> None:
+    out = each_processor.get_dummy_mm_inputs({"image": 2})
     assert [plan.keeps_all for plan in plans_of(out)] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [("\ud800", "not valid Unicode"), ("a" * 20_001, "has 20001 characters; at most 20000")],
-)
-def test_queries_that_are_refused(processor: Any, query: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        process(processor, ask("Why?"), picture(1), override={"query": query})
+def test_queries_that_are_refused(processor: Any) -> None:
+    for query, words in (
+        ("\ud800", "not valid Unicode"),
+        ("a" * 20_001, "has 20001 characters; at most 20000"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            process(processor, ask("Why?"), picture(1), override={"query": query})
 
 
 class TestKeysOfRequests:
@@ -253,37 +263,41 @@ class TestKeysOfRequests:
             hf_processor_mm_kwargs=kwargs,
         )
 
-    @pytest.mark.parametrize("key", ["anchor_prune", "budget", "query", "tau"])
-    def test_ours_in_the_wrong_place(self, processor: Any, key: str) -> None:
-        with pytest.raises(ValueError, match=f"unknown key '{key}' in mm_processor_kwargs; a requ"):
-            self.send(processor, **{key: 3})
-        with pytest.raises(ValueError, match=f"unknown key '{key}'"):
-            self.send(processor, anchorprune={"budget": 3}, **{key: 3})
+    def test_ours_in_the_wrong_place(self, processor: Any, subtests: pytest.Subtests) -> None:
+        for key in ("anchor_prune", "budget", "query", "tau"):
+            with subtests.test(key=key):
+                words = f"unknown key '{key}' in mm_processor_kwargs; a requ"
+                with pytest.raises(ValueError, match=words):
+                    self.send(processor, **{key: 3})
+                with pytest.raises(ValueError, match=f"unknown key '{key}'"):
+                    self.send(processor, anchorprune={"budget": 3}, **{key: 3})
 
     def test_those_of_the_hf_processor(
-        self, processor: Any, monkeypatch: pytest.MonkeyPatch
+        self, each_processor: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.send(processor, do_rescale=True)
-        declared = processor._keys_of_hf_processor()
+        self.send(each_processor, do_rescale=True)
+        declared = each_processor._keys_of_hf_processor()
         assert {"size", "do_rescale", "images_kwargs"} <= declared
-        monkeypatch.setattr(processor, "_keys_of_hf_processor", lambda: {*declared, "budget"})
-        (plan,) = plans_of(self.send(processor, budget=3))
+        monkeypatch.setattr(each_processor, "_keys_of_hf_processor", lambda: {*declared, "budget"})
+        (plan,) = plans_of(self.send(each_processor, budget=3))
         assert plan.kept == 16
 
-    @pytest.mark.parametrize("key", ["anchorprune", "anchor_prune"])
-    def test_pruning_that_is_off(self, any_model: Path, key: str) -> None:
+    def test_pruning_that_is_off(self, any_model: Path) -> None:
         anchorprune_vllm.register()
         config = EngineArgs(model=str(any_model), dtype="float32").create_model_config()
         off = MULTIMODAL_REGISTRY.create_processor(config)
         self.send(off, do_rescale=True)
-        with pytest.raises(ValueError, match="pruning is off for this model, so a request cannot"):
-            self.send(off, **{key: {"budget": 3}})
+        for key in ("anchorprune", "anchor_prune"):
+            with pytest.raises(ValueError, match="pruning is off for this model, so a request can"):
+                self.send(off, **{key: {"budget": 3}})
 
 
-def test_the_encoder_is_planned_for_unpruned_images(processor: Any, reference: Reference) -> None:
+def test_the_encoder_is_planned_for_unpruned_images(
+    each_processor: Any, reference: Reference
+) -> None:
     sizes = [(1008, 1008), (372, 834)]  # the first is the largest for all but LLaVA-OneVision
     largest = max(reference.unpruned(picture(1, size)) for size in sizes)
-    assert processor.info.get_mm_max_tokens_per_item(4096, {"image": 1})["image"] == largest
+    assert each_processor.info.get_mm_max_tokens_per_item(4096, {"image": 1})["image"] == largest
 
 
 def test_a_processor_that_answers_nothing_reads_nothing(
@@ -326,15 +340,14 @@ class TestMetrics:
             process(processor, *request, **options)
         return {what: now - earlier[what] for what, now in self.scraped(processor).items()}
 
-    @pytest.mark.parametrize("cached", [False, True])
-    def test_every_request_counts(self, processor: Any, reference: Reference, cached: bool) -> None:
+    def test_every_request_counts(self, each_processor: Any, reference: Reference) -> None:
         """One that vLLM's cache of processed items knows has its tokens too."""
         image, other = picture(70), picture(71, (70, 400))
         unpruned = reference.unpruned(image) * 2 + reference.unpruned(other)
         both = "USER: <image><image>\nWhy? ASSISTANT:"
         requests = [(ask("Why?"), image), (both, image, other)]
-        for _ in range(2):
-            assert self.grown(processor, *requests, cached=cached) == {
+        for cached in (False, False, True, True):
+            assert self.grown(each_processor, *requests, cached=cached) == {
                 "before": unpruned,
                 "after": 3 * 16,
                 "pruned": 3,
@@ -342,34 +355,30 @@ class TestMetrics:
                 "no_query": 0,
             }
 
-    @pytest.mark.parametrize("budget", [5000, "100%"])
-    def test_all_kept(self, processor: Any, reference: Reference, budget: Any) -> None:
-        image = picture(72)
-        tokens = reference.unpruned(image)
-        grown = self.grown(processor, (ask("Why?"), image), override={"budget": budget})
-        kept = {"before": tokens, "after": tokens, "all_kept": 1}
-        assert grown == {"pruned": 0, "no_query": 0, **kept}
+    def test_all_kept(self, processor: Any) -> None:
+        for budget in (5000, "100%"):
+            grown = self.grown(processor, (ask("Why?"), picture(72)), override={"budget": budget})
+            kept = {"before": 144, "after": 144, "all_kept": 1}
+            assert grown == {"pruned": 0, "no_query": 0, **kept}
 
-    @pytest.mark.parametrize(
-        ("question", "override", "no_query"),
-        [
+    def test_no_query(self, processor: Any, subtests: pytest.Subtests) -> None:
+        for question, override, no_query in (
             ("", None, 1),
             ("", {"query": ""}, 1),
             ("Why?", None, 0),
             ("", {"query": "the bus"}, 0),
             ("", {"query": "none"}, 0),  # none was wanted
-        ],
-    )
-    def test_no_query(self, processor: Any, question: str, override: Any, no_query: int) -> None:
-        grown = self.grown(processor, (ask(question), picture(73)), override=override)
-        assert (grown["pruned"], grown["no_query"]) == (1, no_query)
+        ):
+            with subtests.test(question=question, override=override):
+                grown = self.grown(processor, (ask(question), picture(73)), override=override)
+                assert (grown["pruned"], grown["no_query"]) == (1, no_query)
 
-    def test_no_query_is_said_once(self, any_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_query_is_said_once(self, demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """And with metrics off, too; vLLM's logger drops lines that it has seen."""
         lines: list[str] = []
         monkeypatch.setattr(logger, "warning_once", lambda text, *args: lines.append(text % args))
         for options in ({}, {"disable_log_stats": True}):
-            quiet = make(any_model, options)
+            quiet = make(demo_model, options)
             quiet.get_dummy_mm_inputs({"image": 1})
             process(quiet, ask("Why?"), picture(76))
             process(quiet, ask(""), picture(76), override={"query": "none"})
@@ -381,8 +390,8 @@ class TestMetrics:
             assert 'vllm:anchorprune_fallbacks_total{reason="no_query"}' in line
             lines.clear()
 
-    def test_methods_that_do_not_ask_lack_nothing(self, any_model: Path) -> None:
-        processor = make(any_model, method="divprune")
+    def test_methods_that_do_not_ask_lack_nothing(self, demo_model: Path) -> None:
+        processor = make(demo_model, method="divprune")
         grown = self.grown(processor, (ask(""), picture(74)))
         assert (grown["pruned"], grown["no_query"]) == (1, 0)
 
@@ -391,10 +400,10 @@ class TestMetrics:
         processor.get_dummy_mm_inputs({"image": 1})
         assert self.scraped(processor) == earlier
 
-    def test_off_with_vllms_own(self, any_model: Path) -> None:
-        off = make(any_model, {"disable_log_stats": True, "served_model_name": "quiet"})
+    def test_off_with_vllms_own(self, demo_model: Path) -> None:
+        off = make(demo_model, {"disable_log_stats": True, "served_model_name": "quiet"})
         process(off, ask("Why?"), picture(75))
         labels = {value for _, given in Scrape.of(REGISTRY).ours for _, value in given}
         assert "quiet" not in labels
-        on = make(any_model, {"served_model_name": "loud"})
+        on = make(demo_model, {"served_model_name": "loud"})
         assert self.scraped(on)["before"] == 0  # there before the first request

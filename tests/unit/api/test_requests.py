@@ -12,24 +12,23 @@ from anchorprune_vllm.config import resembles_config_key
 OTHERS = ("size", "crop_size", "min_pixels", "max_pixels", "fps", "num_frames", "images_kwargs")
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_what_is_meant_for_us(subtests: pytest.Subtests) -> None:
+    for key in (
         *("anchor_prune", "anchor-prune", "AnchorPrune", "anchorPrune", "anchorpruning"),
         *("anchorprun", "anchoprune", "ancorprune", "anchor prune", "anchorprune-vllm"),
         "anchorprune_budget",
         *("budget", "query", "video_budget", "tau", "method", "method_options"),
         *("bugdet", "budgets", "querys", "qurey"),
-    ],
-)  # fmt: skip
-def test_what_is_meant_for_us(key: str) -> None:
-    with pytest.raises(ValueError, match=rf"unknown key '{key}' in mm_processor_kwargs; .*budget"):
-        check_request_keys(["size", key], known=lambda: {"size"})
+    ):
+        words = rf"unknown key '{key}' in mm_processor_kwargs; .*budget"
+        with subtests.test(key=key), pytest.raises(ValueError, match=words):
+            check_request_keys(["size", key], known=lambda: {"size"})
 
 
-@pytest.mark.parametrize("key", [*OTHERS, "anchor", "anchors", "anchor_boxes", "prune", "unknown"])
-def test_what_is_not(key: str) -> None:
-    check_request_keys([key], known=set)
+def test_what_is_not(subtests: pytest.Subtests) -> None:
+    for key in (*OTHERS, "anchor", "anchors", "anchor_boxes", "prune", "unknown"):
+        with subtests.test(key=key):
+            check_request_keys([key], known=set)
 
 
 def test_what_the_hf_processor_takes() -> None:

@@ -21,9 +21,10 @@ def plan(*units: int, kept: int = 4) -> ItemPlan:
 LIMITS = SizeLimits(largest=100, method="scope", of_method=None)
 
 
-@pytest.mark.parametrize("units", [(100,), (100, 100), (50,) * 8, (1,) * 400])
-def test_allowed(units: tuple[int, ...]) -> None:
-    LIMITS.check("video", plan(*units))
+def test_allowed(subtests: pytest.Subtests) -> None:
+    for units in ((100,), (100, 100), (50,) * 8, (1,) * 400):
+        with subtests.test(units=units):
+            LIMITS.check("video", plan(*units))
 
 
 def test_a_video_of_too_many_tokens() -> None:
@@ -43,17 +44,16 @@ def test_an_image_of_too_many_tiles_has_no_frames() -> None:
         LIMITS.check("image", plan(*[67] * 6))
 
 
-@pytest.mark.parametrize(("images", "videos", "largest"), [(1, 1, 500), (1, 0, 100), (0, 1, 500)])
-def test_memory_is_set_aside_for_what_a_prompt_may_hold(
-    images: int, videos: int, largest: int
-) -> None:
-    info = SimpleNamespace(
-        allowed_mm_limits={"image": images, "video": videos},
-        ctx=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)),
-        get_mm_max_tokens_per_item=lambda length, counts: {"image": 100, "video": 500},
-    )
-    limits = SizeLimits.of(SimpleNamespace(info=info), PruneConfig(budget=4))
-    assert limits.largest == largest
+def test_memory_is_set_aside_for_what_a_prompt_may_hold(subtests: pytest.Subtests) -> None:
+    for images, videos, largest in ((1, 1, 500), (1, 0, 100), (0, 1, 500)):
+        with subtests.test(images=images, videos=videos):
+            info = SimpleNamespace(
+                allowed_mm_limits={"image": images, "video": videos},
+                ctx=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)),
+                get_mm_max_tokens_per_item=lambda length, counts: {"image": 100, "video": 500},
+            )
+            limits = SizeLimits.of(SimpleNamespace(info=info), PruneConfig(budget=4))
+            assert limits.largest == largest
 
 
 def test_dummies_tell_where_the_model_does_not() -> None:

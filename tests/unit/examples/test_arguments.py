@@ -11,17 +11,20 @@ import pytest
 from tests.support.examples import load_example, run_example
 
 
-@pytest.mark.parametrize("name", ["offline.py", "openai_client.py", "video.py"])
-def test_help(name: str) -> None:
-    ended = run_example(name, "--help")
-    assert ended.returncode == 0, ended.stderr
-    assert "Without arguments:" in ended.stdout
-    assert "%%" not in ended.stdout
+def test_help(subtests: pytest.Subtests) -> None:
+    for name in ("offline.py", "openai_client.py", "video.py"):
+        with subtests.test(name=name):
+            ended = run_example(name, "--help")
+            assert ended.returncode == 0, ended.stderr
+            assert "Without arguments:" in ended.stdout
+            assert "%%" not in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
+def test_refusals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    """In this process, which has imported vLLM already."""
+    for command, words in (
         (
             ["offline.py", "--ask", "no.png", "What?"],
             "No such file or directory: 'no.png': give --ask a picture",
@@ -33,20 +36,13 @@ def test_help(name: str) -> None:
         (["video.py", "--budgets", "16,200%"], "Budget '200%' is not allowed"),
         (["video.py", "--frames", "0"], "'0' is not a whole number of at least 1"),
         (["openai_client.py", "--image", "no.png"], "there is no file no.png: give a picture"),
-    ],
-)
-def test_refusals(
-    command: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In this process, which has imported vLLM already."""
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as ended:
-        load_example(command[0]).main()
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    ):
+        with subtests.test(command=command):
+            monkeypatch.setattr("sys.argv", command)
+            with pytest.raises(SystemExit) as ended:
+                load_example(command[0]).main()
+            assert ended.value.code == 2
+            assert words in capsys.readouterr().err
 
 
 def test_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,21 +30,19 @@ def test_help() -> None:
     assert all(f"  {name}" in ended.stdout for name in OURS)
 
 
-@pytest.mark.parametrize(
-    ("args", "variables", "words"),
-    [
+def test_refusals(subtests: pytest.Subtests) -> None:
+    for args, variables, words in (
         (["--model", "m"], {}, "unknown argument '--model'; those of anchorprune bench serve go"),
         ([], {"REQUESTS": "few"}, "REQUESTS is 'few': give a positive whole number"),
         ([], {"CONCURRENT": "1,0"}, "CONCURRENT is '1,0': give positive whole numbers, as 1,8,32"),
         ([], {"RUNS": "llava-1.5 gpt"}, "RUNS has 'gpt': the runs are llava-1.5, llava-next"),
         ([], {"ANCHORPRUNE": "/nowhere"}, "there is no '/nowhere': name it"),
-    ],
-)
-def test_refusals(args: list[str], variables: dict[str, str], words: str) -> None:
-    ended = SCRIPT.run(*args, **variables)
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert ended.stdout == ""
+    ):
+        with subtests.test(args=args, variables=variables):
+            ended = SCRIPT.run(*args, **variables)
+            assert ended.returncode == 2
+            assert words in ended.stderr
+            assert ended.stdout == ""
 
 
 def test_it_runs_the_papers_budgets() -> None:

@@ -173,23 +173,25 @@ def test_only_what_is_between_marks_is_replaced(tmp_path: Path) -> None:
         assert page.read_text() == filled
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
+def test_a_page_without_or_with_two_marks_is_left_as_it_is(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for page in (
         "no marks\n",
         PAGE.replace("<!-- two -->\n", ""),
         PAGE.replace("<!-- end of two -->\n", ""),
         PAGE.replace("<!-- two -->\n<!-- end of two -->\n", "<!-- end of two -->\n<!-- two -->\n"),
         PAGE + "<!-- two -->\n<!-- end of two -->\n",
         PAGE + "<!-- two -->\n",
-    ],
-)
-def test_a_page_without_or_with_two_marks_is_left_as_it_is(page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text(page)
-    with pytest.raises(ValueError, match=r"page\.md: give <!-- \w+ --> and <!-- end of \w+ -->"):
-        accuracy.fill(path, {"one": "new", "two": "2"})
-    assert path.read_text() == page
+    ):
+        with subtests.test(page=page):
+            path = tmp_path / "page.md"
+            path.write_text(page)
+            with pytest.raises(
+                ValueError, match=r"page\.md: give <!-- \w+ --> and <!-- end of \w+ -->"
+            ):
+                accuracy.fill(path, {"one": "new", "two": "2"})
+            assert path.read_text() == page
 
 
 def test_the_pages_have_the_marks_that_are_filled_and_no_others(

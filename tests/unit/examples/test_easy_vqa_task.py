@@ -34,12 +34,11 @@ def test_data_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert utils.question(wanted) == "is it red?"
 
 
-@pytest.mark.parametrize(
-    ("given", "hit"), [("red", 1), (" Red.\n", 1), ("dark red", 0), ("", 0), ("blue", 0)]
-)
-def test_score(given: str, hit: int) -> None:
-    row = {"answer": "red", "kind": "colour"}
-    assert utils.score(row, [given]) == {"exact_match": hit, "colour": hit}
+def test_score(subtests: pytest.Subtests) -> None:
+    for given, hit in (("red", 1), (" Red.\n", 1), ("dark red", 0), ("", 0), ("blue", 0)):
+        with subtests.test(given=given, hit=hit):
+            row = {"answer": "red", "kind": "colour"}
+            assert utils.score(row, [given]) == {"exact_match": hit, "colour": hit}
 
 
 def test_every_metric_is_in_the_task() -> None:

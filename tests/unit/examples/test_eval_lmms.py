@@ -45,9 +45,9 @@ def test_help() -> None:
     assert all(f"  {name}" in ended.stdout or f", {name}" in ended.stdout for name in OURS)
 
 
-@pytest.mark.parametrize(
-    ("args", "variables", "words"),
-    [
+def test_errors(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """And nothing is written, which another try would have to agree with."""
+    for args, variables, words in (
         (["--budget", "64"], {}, "unknown argument '--budget'; flags of vllm serve go behind --"),
         ([], {"LIMIT": "few"}, "LIMIT is 'few': give a positive whole number"),
         ([], {"PORT": "0"}, "PORT is '0'"),
@@ -56,49 +56,51 @@ def test_help() -> None:
         ([], {"MODEL": "org/other", "TASKS": "gqa"}, "the paper has no table for 'org/other'"),
         ([], {"LMMS_EVAL": "no-such-lmms"}, "there is no 'no-such-lmms': pip install lmms-eval"),
         ([], {"LMMS_EVAL": "true", "VLLM": "no-such-vllm"}, "there is no 'no-such-vllm'"),
-    ],
-)
-def test_errors(args: list[str], variables: dict[str, str], words: str, tmp_path: Path) -> None:
-    """And nothing is written, which another try would have to agree with."""
-    ended = SCRIPT.run(*args, **{"OUT": str(tmp_path / "out"), **variables})
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert not (tmp_path / "out").exists()
+    ):
+        with subtests.test(args=args, variables=variables):
+            ended = SCRIPT.run(*args, **{"OUT": str(tmp_path / "out"), **variables})
+            assert ended.returncode == 2
+            assert words in ended.stderr
+            assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_budgets_and_tasks_are_the_papers(family: str) -> None:
-    paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
-    commands = SCRIPT.dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
-    serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
-    assert {command[2] for command in serves} == {MODELS[family]}
-    budgets = [
-        command[command.index("--anchorprune-budget") + 1]
-        if "--anchorprune-budget" in command
-        else None
-        for command in serves
-    ]
-    assert budgets == [None, *paper["budgets"]]
-    asked = [command for command in commands if command[0] == "lmms-eval"]
-    tasks = [command[command.index("--tasks") + 1] for command in asked]
-    per_run = len(tasks) // len(serves)
-    assert tasks == tasks[:per_run] * len(serves)
-    assert {SCORES[task].column for task in tasks} == {*paper["columns"]}
-    assert commands[-1][-3:] == ["out", "--paper", family]
+def test_budgets_and_tasks_are_the_papers(subtests: pytest.Subtests) -> None:
+    for family in MODELS:
+        with subtests.test(family=family):
+            paper = json.loads(lmms_table.PAPER.read_text(encoding="utf-8"))["models"][family]
+            commands = SCRIPT.dry_run(MODEL=MODELS[family], OUT="out", OPENAI_API_KEY="judge")
+            serves = [command for command in commands if command[:2] == ["vllm", "serve"]]
+            assert {command[2] for command in serves} == {MODELS[family]}
+            budgets = [
+                command[command.index("--anchorprune-budget") + 1]
+                if "--anchorprune-budget" in command
+                else None
+                for command in serves
+            ]
+            assert budgets == [None, *paper["budgets"]]
+            asked = [command for command in commands if command[0] == "lmms-eval"]
+            tasks = [command[command.index("--tasks") + 1] for command in asked]
+            per_run = len(tasks) // len(serves)
+            assert tasks == tasks[:per_run] * len(serves)
+            assert {SCORES[task].column for task in tasks} == {*paper["columns"]}
+            assert commands[-1][-3:] == ["out", "--paper", family]
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_vllm_has_every_flag(family: str) -> None:
-    anchorprune_vllm.register()
-    parser = make_arg_parser(FlexibleArgumentParser())
-    for command in SCRIPT.dry_run("--", "--enforce-eager", MODEL=MODELS[family], BUDGETS="64 10%"):
-        if command[0] == "vllm":
-            args = parser.parse_args(command[2:])
-            assert args.served_model_name == ["served"]
-            assert args.enforce_eager
-            assert args.trust_request_mm_kwargs == (family == "llava-video")
-            if family == "llava-video":
-                assert args.hf_overrides["mm_spatial_pool_mode"] == "average"
+def test_vllm_has_every_flag(subtests: pytest.Subtests) -> None:
+    for family in MODELS:
+        with subtests.test(family=family):
+            anchorprune_vllm.register()
+            parser = make_arg_parser(FlexibleArgumentParser())
+            for command in SCRIPT.dry_run(
+                "--", "--enforce-eager", MODEL=MODELS[family], BUDGETS="64 10%"
+            ):
+                if command[0] == "vllm":
+                    args = parser.parse_args(command[2:])
+                    assert args.served_model_name == ["served"]
+                    assert args.enforce_eager
+                    assert args.trust_request_mm_kwargs == (family == "llava-video")
+                    if family == "llava-video":
+                        assert args.hf_overrides["mm_spatial_pool_mode"] == "average"
 
 
 def test_judged_tasks_are_left_out_without_a_judge() -> None:

@@ -23,18 +23,20 @@ def of_vllm() -> set[str]:
     return set(re.findall(r'"(vllm:[a-z_]+)"', source.read_text()))
 
 
-@pytest.mark.parametrize("expression", expressions())
-def test_metrics_exist(expression: str, of_vllm: set[str]) -> None:
-    named = metrics_in(expression)
-    assert named
-    for name in named:
-        assert name in OURS or name.removesuffix("_bucket") in of_vllm
+def test_metrics_exist(of_vllm: set[str], subtests: pytest.Subtests) -> None:
+    for expression in expressions():
+        with subtests.test(expression=expression):
+            named = metrics_in(expression)
+            assert named
+            for name in named:
+                assert name in OURS or name.removesuffix("_bucket") in of_vllm
 
 
-@pytest.mark.parametrize("expression", expressions())
-def test_brackets_close(expression: str) -> None:
-    for opening, closing in ("()", "[]", "{}"):
-        assert expression.count(opening) == expression.count(closing)
+def test_brackets_close(subtests: pytest.Subtests) -> None:
+    for expression in expressions():
+        with subtests.test(expression=expression):
+            for opening, closing in ("()", "[]", "{}"):
+                assert expression.count(opening) == expression.count(closing)
 
 
 def test_all_of_ours_are_shown() -> None:

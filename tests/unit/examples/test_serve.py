@@ -36,20 +36,18 @@ def test_help() -> None:
     assert all(f"  {name}" in ended.stdout or f", {name}" in ended.stdout for name in OURS[:-2])
 
 
-@pytest.mark.parametrize(
-    ("args", "variables", "words"),
-    [
+def test_refusals(subtests: pytest.Subtests) -> None:
+    for args, variables, words in (
         (["--budget", "64"], {}, "serve.sh: unknown argument '--budget'; flags of vllm serve go"),
         ([], {"PORT": "http"}, "PORT is 'http': give a positive whole number"),
         ([], {"VLLM": "/nowhere"}, "there is no '/nowhere': name it, VLLM=/path/to/bin/vllm"),
         ([], {"VLLM": "true", "ANCHORPRUNE": "/nowhere"}, "there is no '/nowhere': name it, ANCHO"),
-    ],
-)
-def test_refusals(args: list[str], variables: dict[str, str], words: str) -> None:
-    ended = SCRIPT.run(*args, **variables)
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert ended.stdout == ""
+    ):
+        with subtests.test(args=args, variables=variables):
+            ended = SCRIPT.run(*args, **variables)
+            assert ended.returncode == 2
+            assert words in ended.stderr
+            assert ended.stdout == ""
 
 
 def test_without_settings_it_serves_the_small_model() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from itertools import takewhile
+from itertools import product, takewhile
 
 import numpy as np
-import pytest
 import torch
 
 from anchorprune_vllm import PruneConfig
@@ -63,46 +62,47 @@ def check_merged(kept: KeptTokens, expected: oracles.Merged, tokens: torch.Tenso
     assert (np.abs(rows.double().numpy() - sums) <= 8 * rounding * (1 + sizes)).all()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_fastervlm(exact):
-    for item in items(exact):
-        check_same(fastervlm(item), oracles.fastervlm(as_numbers(item)))
+def test_fastervlm():
+    for exact in (False, True):
+        for item in items(exact):
+            check_same(fastervlm(item), oracles.fastervlm(as_numbers(item)))
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_divprune(exact):
-    for item in items(exact):
-        check_same(divprune(item), oracles.divprune(as_numbers(item)))
+def test_divprune():
+    for exact in (False, True):
+        for item in items(exact):
+            check_same(divprune(item), oracles.divprune(as_numbers(item)))
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("options", [{}, {"important_ratio": 0.3}, {"important_ratio": 0.9}])
-def test_vispruner(exact, options):
-    for item in items(exact):
-        check_same(vispruner(item, **options), oracles.vispruner(as_numbers(item), **options))
+def test_vispruner(subtests):
+    for exact, ratio in ((False, None), (True, None), (True, 0.3), (False, 0.9)):
+        options = {} if ratio is None else {"important_ratio": ratio}
+        with subtests.test(exact=exact, **options):
+            for item in items(exact):
+                expected = oracles.vispruner(as_numbers(item), **options)
+                check_same(vispruner(item, **options), expected)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_vispruner_of_one_kind_alone(ratio):
-    for item in items(exact=False, seeds=6):
-        check_same(
-            vispruner(item, important_ratio=ratio), oracles.vispruner(as_numbers(item), ratio)
-        )
+def test_vispruner_of_one_kind_alone():
+    for ratio in (0.0, 1.0):
+        for item in items(exact=False, seeds=6):
+            expected = oracles.vispruner(as_numbers(item), ratio)
+            check_same(vispruner(item, important_ratio=ratio), expected)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"alpha": 1.0}, {"alpha": 0.0}])
-def test_hiprune(exact, options):
-    for item in items(exact):
-        check_same(hiprune(item, **options), oracles.hiprune(as_numbers(item), **options))
+def test_hiprune(subtests):
+    for exact, alpha in ((False, None), (True, None), (False, 0.5), (True, 1.0), (False, 0.0)):
+        options = {} if alpha is None else {"alpha": alpha}
+        with subtests.test(exact=exact, **options):
+            for item in items(exact):
+                check_same(hiprune(item, **options), oracles.hiprune(as_numbers(item), **options))
 
 
-@pytest.mark.parametrize(
-    ("exact", "alpha"), [(False, 1.0), (True, 1.0), (True, 2.0), (True, 0.0), (False, 0.5)]
-)
-def test_scope(exact, alpha):
-    for item in items(exact):
-        check_same(scope(item, alpha=alpha), oracles.scope(as_numbers(item), alpha))
+def test_scope(subtests):
+    for exact, alpha in ((False, 1.0), (True, 1.0), (True, 2.0), (True, 0.0), (False, 0.5)):
+        with subtests.test(exact=exact, alpha=alpha):
+            for item in items(exact):
+                check_same(scope(item, alpha=alpha), oracles.scope(as_numbers(item), alpha))
 
 
 def test_cdpruner():
@@ -129,21 +129,29 @@ def test_cdpruner_with_nearly_equal_relevance():
         check_same(cdpruner(item), sorted(kept)[: item.budget])
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("share", [Fraction(10, 64), Fraction(1, 2), Fraction(1), Fraction(0)])
-def test_visionzip(exact, share):
-    options = {} if share == Fraction(10, 64) else {"contextual_share": float(share)}
-    for item in items(exact):
-        expected = oracles.visionzip(as_numbers(item), share)
-        check_merged(visionzip(item, **options), expected, item.features)
+def test_visionzip(subtests):
+    usual = Fraction(10, 64)
+    for exact, share in (
+        (False, usual),
+        (True, usual),
+        (True, Fraction(1, 2)),
+        (False, 1),
+        (True, 0),
+    ):
+        options = {} if share == usual else {"contextual_share": float(share)}
+        with subtests.test(exact=exact, **options):
+            for item in items(exact):
+                expected = oracles.visionzip(as_numbers(item), Fraction(share))
+                check_merged(visionzip(item, **options), expected, item.features)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("options", [{}, {"neighbours": 3}, {"neighbours": 0}])
-def test_prumerge_plus(exact, options):
-    for item in items(exact):
-        expected = oracles.prumerge_plus(as_numbers(item), **options)
-        check_merged(prumerge_plus(item, **options), expected, item.features)
+def test_prumerge_plus(subtests):
+    for exact, neighbours in ((False, None), (True, None), (True, 3), (False, 0)):
+        options = {} if neighbours is None else {"neighbours": neighbours}
+        with subtests.test(exact=exact, **options):
+            for item in items(exact):
+                expected = oracles.prumerge_plus(as_numbers(item), **options)
+                check_merged(prumerge_plus(item, **options), expected, item.features)
 
 
 # --- By hand ---
@@ -154,14 +162,16 @@ def item_of(count: int, budget: int, **signals: object) -> Candidates:
     return item._replace(budget=budget, grids=((1, count),), units=None, **signals)
 
 
-@pytest.mark.parametrize(("budget", "dominant"), [(64, 54), (128, 108), (192, 162), (1, 1)])
-def test_visionzip_has_the_published_shares(budget, dominant):
-    item = item_of(200, budget, importance=torch.linspace(1, 0, 200))
-    kept = visionzip(item)
-    assert kept.indices[:dominant].tolist() == list(range(dominant))
-    assert kept.rows_of(item.features)[:dominant].equal(item.features[:dominant])
-    step = (200 - dominant) // max(1, budget - dominant)
-    assert kept.indices[dominant:].tolist() == list(range(dominant, 200, step))[: budget - dominant]
+def test_visionzip_has_the_published_shares(subtests):
+    for budget, dominant in ((64, 54), (128, 108), (192, 162), (1, 1)):
+        with subtests.test(budget=budget):
+            item = item_of(200, budget, importance=torch.linspace(1, 0, 200))
+            kept = visionzip(item)
+            assert kept.indices[:dominant].tolist() == list(range(dominant))
+            assert kept.rows_of(item.features)[:dominant].equal(item.features[:dominant])
+            contextual = budget - dominant
+            step = (200 - dominant) // max(1, contextual)
+            assert kept.indices[dominant:].tolist() == [*range(dominant, 200, step)][:contextual]
 
 
 def test_visionzip_adds_the_mean_of_a_group():
@@ -203,14 +213,14 @@ def test_hiprune_keeps_an_object_that_is_less_important_than_its_neighbours():
     assert hiprune(item, alpha=1.0).indices.tolist() == [1, 3, 4, 5]
 
 
-@pytest.mark.parametrize("name", ["hiprune", "uniform"])
-@pytest.mark.parametrize("empty", [(0, 4), (0, 1), (0, 0)])
-def test_a_unit_may_have_no_tokens(name, empty):
+def test_a_unit_may_have_no_tokens(subtests):
     """A crop that is all padding has none."""
     item = item_of(24, 9)
-    with_it = item._replace(grids=((2, 4), empty, (4, 4)))
     without = item._replace(grids=((2, 4), (4, 4)))
-    assert indices(name, with_it) == indices(name, without)
+    for name, empty in product(("hiprune", "uniform"), ((0, 4), (0, 1), (0, 0))):
+        with subtests.test(method=name, unit=empty):
+            with_it = item._replace(grids=((2, 4), empty, (4, 4)))
+            assert indices(name, with_it) == indices(name, without)
 
 
 def test_divprune_begins_with_the_loneliest_token():
@@ -221,13 +231,15 @@ def test_divprune_begins_with_the_loneliest_token():
     assert divprune(item._replace(budget=2)).indices.tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("tokens", [511, 512, 513, 1030])
-def test_divprune_begins_with_the_loneliest_token_of_a_large_item(tokens):
-    """It is looked for in blocks of rows."""
-    item = drawn(2, tokens=(tokens, tokens), width=3)
-    distances = 1 - oracles.cosines(item.projected.double().numpy())
-    np.fill_diagonal(distances, np.inf)
-    assert divprune(item._replace(budget=1)).indices.tolist() == [distances.min(axis=1).argmax()]
+def test_divprune_begins_with_the_loneliest_token_of_a_large_item(subtests):
+    """It is looked for in blocks of 512 rows."""
+    for tokens in (511, 512, 513, 1030):
+        with subtests.test(tokens=tokens):
+            item = drawn(2, tokens=(tokens, tokens), width=3)
+            distances = 1 - oracles.cosines(item.projected.double().numpy())
+            np.fill_diagonal(distances, np.inf)
+            loneliest = distances.min(axis=1).argmax()
+            assert divprune(item._replace(budget=1)).indices.tolist() == [loneliest]
 
 
 def test_scope_counts_what_is_covered_once():
@@ -237,17 +249,17 @@ def test_scope_counts_what_is_covered_once():
     assert scope(item).indices.tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("name", ["divprune", "scope", "cdpruner"])
-@pytest.mark.parametrize("width", [11, 64, 255])
-def test_copies_of_a_token_tie(name, width):
+def test_copies_of_a_token_tie(subtests):
     """As of a still video: the same frame three times. The first of the copies is kept, wherever
     the others are in memory."""
-    for tokens in (67, 70, 193):
+    for width, tokens in product((11, 64, 255), (67, 70, 193)):
         generator = torch.Generator().manual_seed(6)
         vectors = torch.randn(tokens, width, generator=generator).repeat(3, 1)
         importance = torch.rand(tokens, generator=generator).repeat(3)
         item = Candidates(None, vectors, importance, min(width, tokens) // 2, projected=vectors)
-        assert max(indices(name, item)) < tokens
+        for name in ("divprune", "scope", "cdpruner"):
+            with subtests.test(method=name, width=width, tokens=tokens):
+                assert max(indices(name, item)) < tokens
 
 
 # --- The grid ---
@@ -285,20 +297,19 @@ def assert_even(places: list[int], length: int) -> None:
     assert abs(length - 1 - places[-1] - (step - 1) / 2) <= 1
 
 
-@pytest.mark.parametrize(
-    ("grid", "budget", "expected"),
-    [
+def test_a_uniform_grid_has_alike_steps_down_and_across(subtests):
+    odd = range(1, 24, 2)
+    for grid, budget, expected in (
         ((4, 4), 4, [5, 7, 13, 15]),
         ((4, 4), 1, [10]),
         ((1, 9), 3, [1, 4, 7]),
         ((9, 1), 3, [1, 4, 7]),
         ((2, 8), 4, [9, 11, 13, 15]),
-        ((24, 24), 144, [24 * row + place for row in range(1, 24, 2) for place in range(1, 24, 2)]),
-    ],
-)
-def test_a_uniform_grid_has_alike_steps_down_and_across(grid, budget, expected):
-    item = item_of(grid[0] * grid[1], budget)._replace(grids=(grid,))
-    assert uniform_grid(item).indices.tolist() == expected
+        ((24, 24), 144, [24 * row + place for row in odd for place in odd]),
+    ):
+        with subtests.test(grid=grid, budget=budget):
+            item = item_of(grid[0] * grid[1], budget)._replace(grids=(grid,))
+            assert uniform_grid(item).indices.tolist() == expected
 
 
 # --- Chance ---
@@ -351,62 +362,73 @@ def check_distinct(name: str, item: Candidates) -> None:
     assert kept.rows_of(item.features).shape == (expected, item.features.shape[1])
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("exact", [False, True])
-def test_k_distinct_tokens(name, exact):
-    for item in items(exact, seeds=8):
-        check_distinct(name, item)
+def test_k_distinct_tokens(subtests):
+    for name, exact in product(METHODS, (False, True)):
+        with subtests.test(method=name, exact=exact):
+            for item in items(exact, seeds=8):
+                check_distinct(name, item)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_budget_of_all_tokens_and_more_keeps_all(name):
-    for seed in range(4):
+def test_a_budget_of_all_tokens_and_more_keeps_all(subtests):
+    for name, seed in product(METHODS, range(4)):
         item = drawn(seed)
         count = len(item.importance)
         for budget in (count, count + 1, 10 * count):
-            kept = run(name, item._replace(budget=budget))
-            assert sorted(kept.indices.tolist()) == list(range(count))
-            assert kept.rows_of(item.features).equal(item.features[kept.indices])
+            with subtests.test(method=name, seed=seed, budget=budget):
+                kept = run(name, item._replace(budget=budget))
+                assert sorted(kept.indices.tolist()) == list(range(count))
+                assert kept.rows_of(item.features).equal(item.features[kept.indices])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_one_token(name):
-    """The smallest of all pictures."""
+def test_one_token(subtests):
+    """The smallest of all images."""
     item = drawn(1)
     alone = Candidates(*[v[:1] if isinstance(v, torch.Tensor) else v for v in item])
-    assert indices(name, alone._replace(budget=1, grids=((1, 1),))) == [0]
+    for name in METHODS:
+        with subtests.test(method=name):
+            assert indices(name, alone._replace(budget=1, grids=((1, 1),))) == [0]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_same_on_every_call_and_for_a_copy_among_others(name):
+def copy_of(item: Candidates) -> Candidates:
+    return Candidates(*[v.clone() if isinstance(v, torch.Tensor) else v for v in item])
+
+
+def test_the_same_on_every_call_and_for_a_copy_among_others(subtests):
     item, other = drawn(1)._replace(budget=9), drawn(3)._replace(budget=5)
-    copy = Candidates(*[v.clone() if isinstance(v, torch.Tensor) else v for v in item])
-    first = run(name, item)
-    select = registry.method_of(PruneConfig(8, method=name)).select
-    for kept in (run(name, item), run(name, copy), select([other, copy])[1]):
-        assert kept.indices.equal(first.indices)
-        assert kept.rows_of(item.features).equal(first.rows_of(item.features))
+    copy = copy_of(item)
+    for name in METHODS:
+        with subtests.test(method=name):
+            first = run(name, item)
+            select = registry.method_of(PruneConfig(8, method=name)).select
+            for kept in (run(name, item), run(name, copy), select([other, copy])[1]):
+                assert kept.indices.equal(first.indices)
+                assert kept.rows_of(item.features).equal(first.rows_of(item.features))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_inputs_stay_as_they_are(name):
-    item = drawn(1, torch.float64)._replace(budget=9)
-    copy = Candidates(*[v.clone() if isinstance(v, torch.Tensor) else v for v in item])
-    run(name, item)
-    for one, other in zip(item, copy, strict=True):
-        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
+def test_inputs_stay_as_they_are(subtests):
+    for name in METHODS:
+        item = drawn(1, torch.float64)._replace(budget=9)
+        copy = copy_of(item)
+        run(name, item)
+        with subtests.test(method=name):
+            for one, other in zip(item, copy, strict=True):
+                assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n != registry.ANCHORPRUNE])
-def test_only_methods_that_say_so_depend_on_the_question(name):
-    asks = registry.method_of(PruneConfig(8, method=name)).uses_query
-    assert asks == (name == "cdpruner")
-    differ = []
-    for seed in range(1, 9, 2):
-        item = drawn(seed)
-        asked = item._replace(budget=len(item.importance) // 2)
-        differ += [indices(name, asked) != indices(name, asked._replace(relevance=None))]
-    assert any(differ) == asks
+def test_only_methods_that_say_so_depend_on_the_question(subtests):
+    for name in METHODS:
+        if name == registry.ANCHORPRUNE:
+            continue
+        asks = registry.method_of(PruneConfig(8, method=name)).uses_query
+        with subtests.test(method=name):
+            assert asks == (name == "cdpruner")
+            differ = []
+            for seed in range(1, 9, 2):
+                item = drawn(seed)
+                asked = item._replace(budget=len(item.importance) // 2)
+                unasked = asked._replace(relevance=None)
+                differ.append(indices(name, asked) != indices(name, unasked))
+            assert any(differ) == asks
 
 
 NEEDED = {
@@ -425,18 +447,19 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_signals_that_are_not_asked_for_are_not_needed(name):
-    needs = registry.method_of(PruneConfig(8, method=name)).needs
-    assert needs == NEEDED[name]
+def test_signals_that_are_not_asked_for_are_not_needed(subtests):
     item = drawn(1)._replace(budget=9)
-    unasked = {"projected", "keys", "object_attention"} - needs
-    without = item._replace(**dict.fromkeys(unasked))
-    if "importance" not in needs:
-        without = without._replace(importance=torch.empty(0))
-    if "features" not in needs:
-        without = without._replace(features=item.context)
-    assert indices(name, without) == indices(name, item)
+    for name in METHODS:
+        needs = registry.method_of(PruneConfig(8, method=name)).needs
+        unasked = {"projected", "keys", "object_attention"} - needs
+        without = item._replace(**dict.fromkeys(unasked))
+        if "importance" not in needs:
+            without = without._replace(importance=torch.empty(0))
+        if "features" not in needs:
+            without = without._replace(features=item.context)
+        with subtests.test(method=name):
+            assert needs == NEEDED[name]
+            assert indices(name, without) == indices(name, item)
 
 
 SPOILT: dict[str, Callable[[Candidates], Candidates]] = {
@@ -472,39 +495,40 @@ def holes(item: Candidates, name: str) -> torch.Tensor:
     return torch.rand(signal.shape, generator=torch.Generator().manual_seed(len(name))) < 0.2
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", SPOILT)
-def test_dull_and_bad_numbers_give_distinct_tokens(name, kind):
-    for seed in (1, 5, 7):
-        item = SPOILT[kind](drawn(seed))
-        for budget in budgets(drawn(seed)):
-            check_distinct(name, item._replace(budget=budget))
+def test_dull_and_bad_numbers_give_distinct_tokens(subtests):
+    for kind, spoil in SPOILT.items():
+        for seed in (1, 5, 7):
+            item = spoil(drawn(seed))
+            for name in METHODS:
+                with subtests.test(kind=kind, seed=seed, method=name):
+                    for budget in budgets(drawn(seed)):
+                        check_distinct(name, item._replace(budget=budget))
 
 
 # --- A device ---
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_device_is_never_read(name, monkeypatch):
+def test_a_device_is_never_read(subtests, monkeypatch):
     for module in (anchorprune, kernels):
         monkeypatch.setattr(module, "reads_are_free", lambda tensor: False)
-    for seed in range(4):
+    for name, seed in product(METHODS, range(4)):
         item = drawn(seed)._replace(budget=30 if seed else 3)
-        with NoHostReads():
-            kept = run(name, item)
-        assert kept.indices.tolist() == indices(name, item)
+        with subtests.test(method=name, seed=seed):
+            with NoHostReads():
+                kept = run(name, item)
+            assert kept.indices.tolist() == indices(name, item)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_device_without_numbers_gives_the_shapes(name):
+def test_a_device_without_numbers_gives_the_shapes(subtests):
     """The meta device has shapes and no values: whatever depends on a value fails there."""
-    for seed in range(4):
+    for name, seed in product(METHODS, range(4)):
         item = drawn(seed)._replace(budget=30 if seed else 3)
         there = item._replace(
             **{n: getattr(item, n).to("meta") for n in SIGNALS if getattr(item, n) is not None}
         )
-        kept = run(name, there)
         expected = min(item.budget, len(item.importance))
-        assert kept.indices.shape == kept.is_anchor.shape == (expected,)
-        assert kept.indices.device.type == kept.is_anchor.device.type == "meta"
-        assert kept.rows_of(there.features).shape == (expected, item.features.shape[1])
+        with subtests.test(method=name, seed=seed):
+            kept = run(name, there)
+            assert kept.indices.shape == kept.is_anchor.shape == (expected,)
+            assert kept.indices.device.type == kept.is_anchor.device.type == "meta"
+            assert kept.rows_of(there.features).shape == (expected, item.features.shape[1])

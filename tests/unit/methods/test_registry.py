@@ -131,16 +131,17 @@ def test_a_method_says_what_it_needs(installed):
     assert not registry.method_of(config).uses_query
 
 
-@pytest.mark.parametrize("name", ["keys_unsaid", "importance_unsaid"])
-def test_a_method_must_say_what_it_looks_at(installed, name):
-    with pytest.raises(ValueError, match=f"the method {name} fails on an item"):
-        registry.check_method(PruneConfig(5, method=name))
+def test_a_method_must_say_what_it_looks_at(installed):
+    for name in ("keys_unsaid", "importance_unsaid"):
+        with pytest.raises(ValueError, match=f"the method {name} fails on an item"):
+            registry.check_method(PruneConfig(5, method=name))
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_method_that_would_end_the_engine_is_refused(installed, name):
-    with pytest.raises(ValueError, match=f"{name} (fails on an item|returned the tokens)"):
-        registry.check_method(PruneConfig(5, method=name))
+def test_a_method_that_would_end_the_engine_is_refused(installed, subtests):
+    for name in BAD:
+        words = f"{name} (fails on an item|returned the tokens)"
+        with subtests.test(method=name), pytest.raises(ValueError, match=words):
+            registry.check_method(PruneConfig(5, method=name))
 
 
 def test_a_method_must_do_without_a_question(installed):
@@ -173,14 +174,14 @@ def test_names():
     assert registry.names()[: len(OURS)] == OURS
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_ours_pass_the_check(name):
-    registry.check_method(PruneConfig(5, method=name))
+def test_ours_pass_the_check(subtests):
+    for name in OURS:
+        with subtests.test(method=name):
+            registry.check_method(PruneConfig(5, method=name))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
+def test_options_may_be_as_small_and_as_large_as_makes_sense(subtests):
+    for name, options in (
         ("visionzip", {"contextual_share": 0.0}),
         ("visionzip", {"contextual_share": 1.0}),
         ("prumerge+", {"neighbours": 1}),
@@ -189,15 +190,13 @@ def test_ours_pass_the_check(name):
         ("hiprune", {"alpha": 1.0}),
         ("scope", {"alpha": 0.0}),
         ("random", {"seed": -3}),
-    ],
-)
-def test_options_may_be_as_small_and_as_large_as_makes_sense(name, options):
-    registry.check_method(PruneConfig(5, method=name, method_options=options))
+    ):
+        with subtests.test(name, **options):
+            registry.check_method(PruneConfig(5, method=name, method_options=options))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
+def test_options_of_a_wrong_kind_are_refused_at_the_start(subtests):
+    for name, options in (
         ("visionzip", {"contextual_share": "half"}),
         # Small ones are harmless on the small item of the check, and not on a large one.
         ("visionzip", {"contextual_share": -0.01}),
@@ -212,16 +211,14 @@ def test_options_may_be_as_small_and_as_large_as_makes_sense(name, options):
         ("hiprune", {"alpha": 1.01}),
         ("vispruner", {"important_ratio": None}),
         ("random", {"seed": "today"}),
-    ],
-)
-def test_options_of_a_wrong_kind_are_refused_at_the_start(name, options):
-    with pytest.raises(ValueError, match="fix it or its options"):
-        registry.check_method(PruneConfig(5, method=name, method_options=options))
+    ):
+        refused = pytest.raises(ValueError, match="fix it or its options")
+        with subtests.test(name, **options), refused:
+            registry.check_method(PruneConfig(5, method=name, method_options=options))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_refusals(subtests):
+    for settings, words in (
         (
             {"method": "scope", "method_options": {"alhpa": 1}},
             "the method scope has no option 'alhpa' (did you mean 'alpha'?); it has: alpha",
@@ -240,13 +237,12 @@ def test_options_of_a_wrong_kind_are_refused_at_the_start(name, options):
         ({"method": "divprune", "stage2": "diversity"}, "stage2 is a setting of the method"),
         ({"method": "divprune", "order": "selection"}, "order is a setting of the method"),
         ({"method": "DivPrune"}, "method must be one of anchorprune, visionzip, divprune, "),
-    ],
-)
-def test_refusals(settings, words):
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        PruneConfig.from_dict({"budget": 8, **settings})
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    ):
+        with subtests.test(**settings):
+            with pytest.raises(ValueError) as error:  # noqa: PT011
+                PruneConfig.from_dict({"budget": 8, **settings})
+            assert words in str(error.value)
+            assert "\n" not in str(error.value)
 
 
 def test_settings_go_to_json_and_back_with_their_options():
@@ -258,10 +254,10 @@ def test_settings_go_to_json_and_back_with_their_options():
     assert PruneConfig.from_dict(PruneConfig(8).to_dict()) == PruneConfig(8)
 
 
-@pytest.mark.parametrize("name", ["random", "uniform", "first"])
-def test_controls_look_at_nothing(name):
-    method = registry.method_of(PruneConfig(5, method=name))
-    assert (method.needs, method.uses_query) == (frozenset(), False)
+def test_controls_look_at_nothing():
+    for name in ("random", "uniform", "first"):
+        method = registry.method_of(PruneConfig(5, method=name))
+        assert (method.needs, method.uses_query) == (frozenset(), False), name
 
 
 def test_a_method_that_asks_gets_what_words_are_compared_with():

@@ -33,11 +33,21 @@ def _call(log: Any, *args: Any) -> None:
 
 
 @pytest.mark.usefixtures("rank")
-@pytest.mark.parametrize("method", ["anchorprune", "hiprune", "cdpruner"])
+@pytest.mark.parametrize(
+    ("arch", "method"),
+    [
+        ("llava-1.5", "anchorprune"),
+        ("qwen2.5-vl", "anchorprune"),
+        ("llava-next", "hiprune"),
+        ("qwen2.5-vl", "hiprune"),
+        ("llava-onevision", "cdpruner"),
+        ("llava-video", "cdpruner"),
+    ],
+)
 def test_both_say_the_same_and_where(
-    any_model: Path, records: list[logging.LogRecord], method: str
+    demo_models: Any, records: list[logging.LogRecord], arch: str, method: str
 ) -> None:
-    loaded = LocalModel(any_model, settings={"method": method})
+    loaded = LocalModel(demo_models(arch), settings={"method": method})
     prompt = in_dialect(prompt_of("Why?"), loaded.processor.info.get_tokenizer())
     loaded.process(prompt, picture(1), budget=16)
     of_model, of_processor = (r for r in records if "AnchorPrune is active" in r.getMessage())

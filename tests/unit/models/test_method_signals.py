@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,12 @@ def check(given: Candidates, reference: Reference, media: Any) -> None:
     assert [rows * columns for rows, columns in given.grids if rows] == reference.unit_sizes(media)
 
 
-@pytest.mark.parametrize("size", [(168, 168), (333, 157), (60, 900)])
-def test_image(model: LocalModel, reference: Reference, size: tuple[int, int]) -> None:
-    image = picture(1, size)
-    (given,) = candidates_of(model, image)
-    check(given, reference, image)
+def test_image(model: LocalModel, reference: Reference, subtests: pytest.Subtests) -> None:
+    for size in ((168, 168), (333, 157), (60, 900)):
+        with subtests.test(size=size):
+            image = picture(1, size)
+            (given,) = candidates_of(model, image)
+            check(given, reference, image)
 
 
 def test_images_together_and_from_the_cache(model: LocalModel, reference: Reference) -> None:
@@ -132,27 +134,28 @@ def test_free_selection_computes_no_signals(
     torch.testing.assert_close(rows[:, : plain.shape[1]], plain[:9], atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["fastervlm", "divprune"])
 def test_a_method_gets_what_it_needs_and_no_more(
-    any_model: Path, rank: None, reference: Reference, name: str
+    any_model: Path, rank: None, reference: Reference, subtests: pytest.Subtests
 ) -> None:
-    model = LocalModel(any_model, settings={"method": name})
-    image = picture(1, (168, 168))
-    (given,) = candidates_of(model, image)
-    tokens = sum(reference.unit_sizes(image))
-    assert len(given.importance) == (tokens if name == "fastervlm" else 0)
-    assert (given.projected is None) == (name == "fastervlm")
-    assert given.relevance is None
-    assert given.keys is given.object_attention is None
+    for name in ("fastervlm", "divprune"):
+        with subtests.test(name=name):
+            model = LocalModel(any_model, settings={"method": name})
+            image = picture(1, (168, 168))
+            (given,) = candidates_of(model, image)
+            tokens = sum(reference.unit_sizes(image))
+            assert len(given.importance) == (tokens if name == "fastervlm" else 0)
+            assert (given.projected is None) == (name == "fastervlm")
+            assert given.relevance is None
+            assert given.keys is given.object_attention is None
 
 
-@pytest.mark.parametrize("arch", ["llava-1.5", "llava-onevision"])
-@pytest.mark.parametrize("method", ["fastervlm", "uniform"])
 def test_methods_that_ask_nothing_need_no_text_encoder(
-    demo_models: Any, rank: None, arch: str, method: str
+    demo_models: Any, rank: None, subtests: pytest.Subtests
 ) -> None:
     """The demo models' towers are paired with no published checkpoint."""
-    model = LocalModel(demo_models(arch), settings={"method": method, "text_encoder": None})
-    prompt = in_dialect(prompt_of("What?"), model.processor.info.get_tokenizer())
-    (rows,) = model.embed(model.process(prompt, picture(1), budget=9))
-    assert len(rows) == 9
+    for method, arch in product(["fastervlm", "uniform"], ["llava-1.5", "llava-onevision"]):
+        with subtests.test(method=method, arch=arch):
+            model = LocalModel(demo_models(arch), settings={"method": method, "text_encoder": None})
+            prompt = in_dialect(prompt_of("What?"), model.processor.info.get_tokenizer())
+            (rows,) = model.embed(model.process(prompt, picture(1), budget=9))
+            assert len(rows) == 9

@@ -97,19 +97,18 @@ def test_a_model_that_keeps_nothing_is_left_alone() -> None:
     assert runner.encoder_cache == {}
 
 
-@pytest.mark.parametrize(
-    "worker",
-    [
+def test_workers_of_another_kind_start(subtests: pytest.Subtests) -> None:
+    """The patch is in every worker, with a budget or without."""
+    for worker in (
         SimpleNamespace(),
         SimpleNamespace(model_runner=None),
         SimpleNamespace(model_runner=SimpleNamespace()),
         SimpleNamespace(model_runner=SimpleNamespace(get_model=Model)),
-    ],
-    ids=["no runner", "none yet", "no model", "no encoder cache"],
-)
-def test_workers_of_another_kind_start(worker: Any) -> None:
-    """The patch is in every worker, with a budget or without."""
-    calls: list[str] = []
-    start = wrap_initialize_from_config(lambda self, config: calls.append(config))
-    start(SimpleNamespace(worker=worker), "config")
-    assert calls == ["config"]
+    ):
+        with subtests.test(worker=worker):
+            calls: list[str] = []
+            start = wrap_initialize_from_config(
+                lambda self, config, calls=calls: calls.append(config)
+            )
+            start(SimpleNamespace(worker=worker), "config")
+            assert calls == ["config"]

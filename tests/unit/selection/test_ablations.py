@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 import torch
@@ -41,43 +43,45 @@ def check(kept: KeptTokens, item: Candidates, stage2: str, order: str) -> None:
     assert kept.weights is None
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_one_item(stage2, order, exact, either_path):
-    params = AnchorParams(stage2=stage2, order=order)
-    for seed in range(8):
-        item = drawn(seed, DTYPES[seed // 2 % 2], exact=exact, tokens=(5, 60))
-        for budget in budgets(item):
-            asked = item._replace(budget=budget)
-            check(select_batch([asked], params)[0], asked, stage2, order)
+def test_one_item(either_path, subtests):
+    """Each form with drawn and with exact numbers; the orders take turns."""
+    orders = cycle((*ORDERS, *reversed(ORDERS)))
+    for stage2, exact in product(STAGES_2, (False, True)):
+        order = next(orders)
+        params = AnchorParams(stage2=stage2, order=order)
+        with subtests.test(stage2=stage2, order=order, exact=exact):
+            for seed in range(8):
+                item = drawn(seed, DTYPES[seed // 2 % 2], exact=exact, tokens=(5, 60))
+                for budget in budgets(item):
+                    asked = item._replace(budget=budget)
+                    check(select_batch([asked], params)[0], asked, stage2, order)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_a_batch(stage2, order, either_path):
+def test_a_batch(either_path, subtests):
     """With and without a query, of different sizes; the dtype of relevance is that of each item."""
-    params = AnchorParams(stage2=stage2, order=order)
     items = [drawn(seed, tokens=(5, 60))._replace(budget=3 + 4 * seed) for seed in range(6)]
     items[3] = items[3]._replace(relevance=1 + items[3].relevance.double() * 1e-12)
-    for item, kept in zip(items, select_batch(items, params), strict=True):
-        check(kept, item, stage2, order)
+    for stage2, order in product(STAGES_2, ORDERS):
+        params = AnchorParams(stage2=stage2, order=order)
+        with subtests.test(stage2=stage2, order=order):
+            for item, kept in zip(items, select_batch(items, params), strict=True):
+                check(kept, item, stage2, order)
 
 
-@pytest.mark.parametrize("stage2", STAGES_2)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_an_item_of_many_tokens(stage2, seed, either_path):
+def test_an_item_of_many_tokens(either_path, subtests):
     """Enough for the CPU to look at the best of them only."""
-    item = drawn(seed, tokens=(280, 340))._replace(budget=60)
-    kept = select_batch([item], AnchorParams(stage2=stage2, order="selection"))[0]
-    check(kept, item, stage2, "selection")
+    for stage2, seed in product(STAGES_2, (1, 2, 3)):
+        item = drawn(seed, tokens=(280, 340))._replace(budget=60)
+        with subtests.test(stage2=stage2, seed=seed):
+            kept = select_batch([item], AnchorParams(stage2=stage2, order="selection"))[0]
+            check(kept, item, stage2, "selection")
 
 
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_the_function_has_the_options(stage2):
+def test_the_function_has_the_options(subtests):
     item = drawn(1)._replace(budget=20)
-    for order in ORDERS:
-        check(anchor_prune(*item[:6], stage2=stage2, order=order), item, stage2, order)
+    for stage2, order in product(STAGES_2, ORDERS):
+        with subtests.test(stage2=stage2, order=order):
+            check(anchor_prune(*item[:6], stage2=stage2, order=order), item, stage2, order)
 
 
 def test_the_order_changes_no_token():
@@ -107,9 +111,8 @@ HAND = Candidates(
 )
 
 
-@pytest.mark.parametrize(
-    ("stage2", "relevance", "expected"),
-    [
+def test_by_hand(subtests):
+    for stage2, relevance, expected in (
         ("importance", [1.0, 0.0, 0.3, 0.9], 2),  # 0.2, 0.3, 0.04
         ("diversity", [1.0, 0.0, 0.3, 0.9], 1),  # 2, 1, 0.2
         ("additive", [1.0, 0.0, 0.3, 0.9], 1),  # 2, 1.3, 1.1
@@ -119,52 +122,51 @@ HAND = Candidates(
         ("multiplicative", [0.02, 0.01, 0.011, 0.019], 3),
         ("additive", [300.0, -700.0, 299.0, 299.0], 1),  # 2, 1.999, 1.199
         ("additive", [300.0, -700.0, 300.0, 299.0], 1),  # 2, 2, 1.199: of equals the first
-    ],
-)
-def test_by_hand(stage2, relevance, expected):
-    item = HAND._replace(relevance=torch.tensor(relevance, dtype=torch.float64))
-    assert anchor_prune(*item[:6], stage2=stage2).indices.tolist() == [0, expected]
+    ):
+        with subtests.test(stage2=stage2, relevance=relevance):
+            item = HAND._replace(relevance=torch.tensor(relevance, dtype=torch.float64))
+            assert anchor_prune(*item[:6], stage2=stage2).indices.tolist() == [0, expected]
 
 
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_relevance_without_a_difference_counts_the_same_for_all(stage2):
+def test_relevance_without_a_difference_counts_the_same_for_all(subtests):
     flat = HAND._replace(relevance=torch.full((4,), 0.4))
-    expected = 2 if stage2 == "importance" else 1
-    assert anchor_prune(*flat[:6], stage2=stage2).indices.tolist() == [0, expected]
+    for stage2 in STAGES_2:
+        with subtests.test(stage2=stage2):
+            expected = 2 if stage2 == "importance" else 1
+            assert anchor_prune(*flat[:6], stage2=stage2).indices.tolist() == [0, expected]
 
 
-@pytest.mark.parametrize("stage2", [stage2 for stage2 in STAGES_2 if stage2 != "importance"])
-def test_without_a_query_only_novelty_counts(stage2):
-    for seed in range(0, 8, 2):
+def test_without_a_query_only_novelty_counts(subtests):
+    others = [stage2 for stage2 in STAGES_2 if stage2 != "importance"]
+    for stage2, seed in product(others, range(0, 8, 2)):
         item = drawn(seed)
         item = item._replace(budget=len(item.importance) // 2)
-        kept = anchor_prune(*item[:6], stage2=stage2)
-        assert kept.indices.equal(anchor_prune(*item[:6], stage2="diversity").indices)
         dull = item._replace(importance=torch.zeros_like(item.importance))
-        assert kept.indices.equal(anchor_prune(*dull[:6], stage2=stage2).indices)
+        with subtests.test(stage2=stage2, seed=seed):
+            kept = anchor_prune(*item[:6], stage2=stage2)
+            assert kept.indices.equal(anchor_prune(*item[:6], stage2="diversity").indices)
+            assert kept.indices.equal(anchor_prune(*dull[:6], stage2=stage2).indices)
 
 
 # --- Bad numbers, and a device ---
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stage2", STAGES_2)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3e38])
-def test_bad_numbers_give_distinct_tokens(stage2, order, bad, either_path):
-    params = AnchorParams(stage2=stage2, order=order)
-    items = []
-    for share in (0.3, 1.0):
-        item = drawn(1)._replace(budget=25)
-        chance = torch.Generator().manual_seed(1)
-        signals = [
-            signal.masked_fill(torch.rand(signal.shape, generator=chance) < share, bad)
-            for signal in item[:3]
-        ]
-        items.append(Candidates(*signals, budget=25, units=item.units))
-    for kept in select_batch(items, params):
-        assert len(set(kept.indices.tolist())) == 25
-        assert kept.indices.min() >= 0
-        assert kept.indices.max() < len(items[0].importance)
+def test_bad_numbers_give_distinct_tokens(either_path, subtests):
+    for bad, stage2, order in product((torch.nan, torch.inf, -torch.inf, 3e38), STAGES_2, ORDERS):
+        items = []
+        for share in (0.3, 1.0):
+            item = drawn(1)._replace(budget=25)
+            chance = torch.Generator().manual_seed(1)
+            signals = [
+                signal.masked_fill(torch.rand(signal.shape, generator=chance) < share, bad)
+                for signal in item[:3]
+            ]
+            items.append(Candidates(*signals, budget=25, units=item.units))
+        with subtests.test(bad=bad, stage2=stage2, order=order):
+            for kept in select_batch(items, AnchorParams(stage2=stage2, order=order)):
+                assert len(set(kept.indices.tolist())) == 25
+                assert kept.indices.min() >= 0
+                assert kept.indices.max() < len(items[0].importance)
 
 
 def test_relevance_that_is_no_number_is_last_of_the_anchor():
@@ -179,21 +181,19 @@ def test_relevance_that_is_no_number_is_last_of_the_anchor():
     assert kept.indices.tolist() == select_batch([last], params)[0].indices.tolist()
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_a_device_is_never_read(stage2, order, monkeypatch):
-    params = AnchorParams(stage2=stage2, order=order)
+def test_a_device_is_never_read(subtests, monkeypatch):
     items = [drawn(seed)._replace(budget=9 + seed) for seed in range(4)]
-    alone = [select_batch([item], params)[0].indices.tolist() for item in items]
-    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
-    with NoHostReads():
-        kept = select_batch(items, params)
-    assert [k.indices.tolist() for k in kept] == alone
+    for stage2, order in product(STAGES_2, ORDERS):
+        params = AnchorParams(stage2=stage2, order=order)
+        alone = [select_batch([item], params)[0].indices.tolist() for item in items]
+        with subtests.test(stage2=stage2, order=order), monkeypatch.context() as patch:
+            patch.setattr(batch, "reads_are_free", lambda tensor: False)
+            with NoHostReads():
+                kept = select_batch(items, params)
+            assert [k.indices.tolist() for k in kept] == alone
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stage2", STAGES_2)
-def test_a_device_without_numbers_gives_the_shapes(stage2, order):
+def test_a_device_without_numbers_gives_the_shapes(subtests):
     items = []
     for seed in range(4):
         item = drawn(seed)
@@ -203,10 +203,12 @@ def test_a_device_without_numbers_gives_the_shapes(stage2, order):
             if isinstance(value, torch.Tensor) and name != "units"
         }
         items.append(item._replace(**meta, budget=9 + seed))
-    params = AnchorParams(stage2=stage2, order=order)
-    for item, kept in zip(items, select_batch(items, params), strict=True):
-        assert kept.indices.shape == (min(item.budget, len(item.importance)),)
-        assert kept.indices.device.type == "meta"
+    for stage2, order in product(STAGES_2, ORDERS):
+        params = AnchorParams(stage2=stage2, order=order)
+        with subtests.test(stage2=stage2, order=order):
+            for item, kept in zip(items, select_batch(items, params), strict=True):
+                assert kept.indices.shape == (min(item.budget, len(item.importance)),)
+                assert kept.indices.device.type == "meta"
 
 
 def test_scaling_is_exact_at_its_ends():

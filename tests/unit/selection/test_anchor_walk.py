@@ -16,19 +16,17 @@ LOOKS = dict(zip((3, 2, 1, 0, 7, 6, 5, 4), "aaabacda", strict=True))
 FEATURES = torch.stack([torch.eye(4)["abcd".index(LOOKS[token])] for token in range(8)])
 
 
-@pytest.mark.parametrize(
-    ("maximum", "patience", "anchor", "novel"),
-    [
+def test_walk(subtests: pytest.Subtests) -> None:
+    for maximum, patience, anchor, novel in (
         (8, 1, [3, 2, 1, 0], [0]),
         (8, 2, [3, 2, 1, 0, 7, 6], [0, 6]),
         (8, 3, [3, 2, 1, 0, 7, 6, 5], [0, 6, 5]),
         (8, 4, [3, 2, 1, 0, 7, 6, 5, 4], [0, 6, 5]),
         (5, 3, [3, 2, 1, 0, 7], [0]),
         (2, 3, [3, 2], []),
-    ],
-)
-def test_walk(maximum: int, patience: int, anchor: list[int], novel: list[int]) -> None:
-    unit = Unit(start=0, size=8, minimum=2, maximum=maximum)
-    grown = relevance_anchor(RELEVANCE, FEATURES, unit, AnchorParams(patience=patience))
-    assert grown.ranking[grown.is_kept].tolist() == anchor
-    assert grown.ranking[grown.is_kept & grown.is_novel].tolist() == novel
+    ):
+        with subtests.test(maximum=maximum, patience=patience):
+            unit = Unit(start=0, size=8, minimum=2, maximum=maximum)
+            grown = relevance_anchor(RELEVANCE, FEATURES, unit, AnchorParams(patience=patience))
+            assert grown.ranking[grown.is_kept].tolist() == anchor
+            assert grown.ranking[grown.is_kept & grown.is_novel].tolist() == novel

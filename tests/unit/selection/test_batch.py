@@ -110,33 +110,35 @@ def test_items_on_several_threads_give_the_same():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_padding_and_threads_do_not_change_a_large_item(device_path, threads):
+def test_padding_and_threads_do_not_change_a_large_item(device_path, subtests):
     """Sizes at which matrix kernels split their work differently, and widths that divide badly."""
-    before = torch.get_num_threads()
-    alone = random_item(1, 577, 64, width=511)
-    expected = as_lists(select_batch([alone], PARAMS))
-    try:
-        torch.set_num_threads(threads)
-        for others in ([], [random_item(2, 1201, 9, width=511)], [alone, alone]):
-            assert as_lists(select_batch([*others, alone], PARAMS))[-1:] == expected
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        with subtests.test(threads=threads):
+            before = torch.get_num_threads()
+            alone = random_item(1, 577, 64, width=511)
+            expected = as_lists(select_batch([alone], PARAMS))
+            try:
+                torch.set_num_threads(threads)
+                for others in ([], [random_item(2, 1201, 9, width=511)], [alone, alone]):
+                    assert as_lists(select_batch([*others, alone], PARAMS))[-1:] == expected
+            finally:
+                torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("width", [7, 64, 1023, 1024])
-def test_copies_of_a_token_tie_exactly(width):
+def test_copies_of_a_token_tie_exactly(subtests):
     """Three still frames: wherever the copies are, only the first of them is chosen."""
-    frame = random_item(5, 193, 1, width=width, asked=False)._replace(context_features=None)
-    video = Candidates(
-        None,
-        frame.features.repeat(3, 1),
-        frame.importance.repeat(3),
-        budget=60,
-    )
-    kept = prune(video)
-    assert kept.indices.max() < 193
-    assert kept.indices.tolist() == prune(frame._replace(budget=60)).indices.tolist()
+    for width in (7, 64, 1023, 1024):
+        with subtests.test(width=width):
+            frame = random_item(5, 193, 1, width=width, asked=False)._replace(context_features=None)
+            video = Candidates(
+                None,
+                frame.features.repeat(3, 1),
+                frame.importance.repeat(3),
+                budget=60,
+            )
+            kept = prune(video)
+            assert kept.indices.max() < 193
+            assert kept.indices.tolist() == prune(frame._replace(budget=60)).indices.tolist()
 
 
 MIXED = [
@@ -176,12 +178,13 @@ def test_a_device_without_numbers_gives_the_shapes():
         assert kept.indices.device.type == "meta"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_only_the_values_count_and_not_their_dtype(dtype):
-    item = random_item(4, 60, 20)
-    signals = [signal.to(torch.bfloat16).to(dtype) for signal in item[:3]]
-    wide = [signal.to(torch.bfloat16).double() for signal in item[:3]]
-    assert as_lists([anchor_prune(*signals, 20)]) == as_lists([anchor_prune(*wide, 20)])
+def test_only_the_values_count_and_not_their_dtype(subtests):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        with subtests.test(dtype=dtype):
+            item = random_item(4, 60, 20)
+            signals = [signal.to(torch.bfloat16).to(dtype) for signal in item[:3]]
+            wide = [signal.to(torch.bfloat16).double() for signal in item[:3]]
+            assert as_lists([anchor_prune(*signals, 20)]) == as_lists([anchor_prune(*wide, 20)])
 
 
 def test_rows_need_not_be_contiguous():
@@ -250,18 +253,21 @@ def test_bad_numbers_give_distinct_tokens_and_no_error(items, data):
         assert (kept.indices.diff() > 0).all()
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_one_bad_token_does_not_spoil_the_others(bad):
+def test_one_bad_token_does_not_spoil_the_others(subtests):
     """A row that is not finite counts as zero; a relevance that is no number ranks last."""
-    item = random_item(6, 60, 20)._replace(context_features=None)
-    zero = item._replace(features=item.features.clone())
-    zero.features[7] = 0
-    spoilt = item._replace(features=item.features.clone())
-    spoilt.features[7] = bad
-    assert as_lists(select_batch([spoilt], PARAMS)) == as_lists(select_batch([zero], PARAMS))
-    item.relevance[item.relevance.argmax()] = torch.nan
-    last = item._replace(relevance=item.relevance.nan_to_num(-1e30))
-    assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([last], PARAMS))
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        with subtests.test(bad=bad):
+            item = random_item(6, 60, 20)._replace(context_features=None)
+            zero = item._replace(features=item.features.clone())
+            zero.features[7] = 0
+            spoilt = item._replace(features=item.features.clone())
+            spoilt.features[7] = bad
+            assert as_lists(select_batch([spoilt], PARAMS)) == as_lists(
+                select_batch([zero], PARAMS)
+            )
+            item.relevance[item.relevance.argmax()] = torch.nan
+            last = item._replace(relevance=item.relevance.nan_to_num(-1e30))
+            assert as_lists(select_batch([item], PARAMS)) == as_lists(select_batch([last], PARAMS))
 
 
 def test_importance_below_zero_counts_as_zero():

@@ -6,6 +6,7 @@ Selection is exact, so it needs none of them; here they are refused, as they wou
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,39 +105,39 @@ def invariant(replaced: set[str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("invariant")
-@pytest.mark.parametrize(
-    "product",
-    [
+def test_what_vllm_replaces_is_refused_here() -> None:
+    for multiply in (
         lambda wide: wide @ wide.T,
         lambda wide: torch.mm(wide, wide.T),
         lambda wide: torch.bmm(wide[None], wide.T[None]),
         lambda wide: torch.nn.functional.linear(wide, wide),
         lambda wide: wide.mean(1),
         lambda wide: wide.float() @ wide.float()[0],
-    ],
-)
-def test_what_vllm_replaces_is_refused_here(product: Any) -> None:
-    with pytest.raises(AssertionError, match=r"float64|no vectors"):
-        product(torch.ones(3, 3, dtype=torch.float64))
+    ):
+        with pytest.raises(AssertionError, match=r"float64|no vectors"):
+            multiply(torch.ones(3, 3, dtype=torch.float64))
 
 
 @pytest.mark.usefixtures("invariant")
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("seed", [1, 2])
-def test_methods_use_no_operator_that_is_replaced(name: str, seed: int) -> None:
-    select_tokens = method_of(PruneConfig(budget=7, method=name)).select
-    items = [drawn(seed, tokens=(20, 60))._replace(budget=k) for k in (7, 11)]
-    for item, kept in zip(items, select_tokens(items), strict=True):
-        assert len(kept.rows_of(item.features)) == item.budget
+def test_methods_use_no_operator_that_is_replaced(subtests: pytest.Subtests) -> None:
+    for seed, name in product((1, 2), names()):
+        with subtests.test(seed=seed, name=name):
+            select_tokens = method_of(PruneConfig(budget=7, method=name)).select
+            items = [drawn(seed, tokens=(20, 60))._replace(budget=k) for k in (7, 11)]
+            for item, kept in zip(items, select_tokens(items), strict=True):
+                assert len(kept.rows_of(item.features)) == item.budget
 
 
 @pytest.mark.usefixtures("invariant")
-@pytest.mark.parametrize("matching", ["max", "mean"])
-def test_word_matching_uses_no_operator_that_is_replaced(matching: Any) -> None:
+def test_word_matching_uses_no_operator_that_is_replaced(subtests: pytest.Subtests) -> None:
     table = torch.randn(50, 5)
-    match = WordMatching(lambda ids: table[ids], matching)
-    (relevance,) = match([MediaFeatures(embeddings=torch.randn(8, 5))], [torch.tensor([[3, 4, 5]])])
-    assert relevance.shape == (8,)
+    for matching in ("max", "mean"):
+        with subtests.test(matching=matching):
+            match = WordMatching(lambda ids: table[ids], matching)
+            (relevance,) = match(
+                [MediaFeatures(embeddings=torch.randn(8, 5))], [torch.tensor([[3, 4, 5]])]
+            )
+            assert relevance.shape == (8,)
 
 
 def test_products_are_those_of_a_plain_product() -> None:

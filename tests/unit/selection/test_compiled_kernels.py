@@ -30,29 +30,24 @@ LOOP_POINTERS = {
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize(
-    ("dtype", "only_squares"), [("bf16", True), ("bf16", False), ("fp16", False), ("fp32", False)]
-)
-def test_distances_compile_without_spills(
-    target: GPUTarget, dtype: str, only_squares: bool
-) -> None:
-    sizes = gpu.tile_sizes(torch.float32 if dtype == "fp32" else torch.float16)
-    options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
-    types = {**POINTERS, "rows": f"*{dtype}", "width": "i32"}
-    constants = {**sizes, "ONLY_SQUARES": only_squares}
-    compiled = compiled_for(
-        target, gpu.pair_distances, types, constants, multiples_of_16=["width"], **options
-    )
-    check_compiled(compiled, target)
+def test_distances_compile_without_spills(target: GPUTarget, subtests: pytest.Subtests) -> None:
+    for dtype, only_squares in (("bf16", True), ("bf16", False), ("fp16", False), ("fp32", False)):
+        with subtests.test(dtype=dtype, only_squares=only_squares):
+            sizes = gpu.tile_sizes(torch.float32 if dtype == "fp32" else torch.float16)
+            options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
+            types = {**POINTERS, "rows": f"*{dtype}", "width": "i32"}
+            constants = {**sizes, "ONLY_SQUARES": only_squares}
+            compiled = compiled_for(
+                target, gpu.pair_distances, types, constants, multiples_of_16=["width"], **options
+            )
+            check_compiled(compiled, target)
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize(
-    ("tokens", "adds"),
-    [(1024, False), (4096, False), (16384, False), (16384, True)],
-)
-def test_the_loop_compiles_without_spills(target: GPUTarget, adds: bool, tokens: int) -> None:
-    check_compiled(compiled_loop(target, tokens, adds), target)
+def test_the_loop_compiles_without_spills(target: GPUTarget, subtests: pytest.Subtests) -> None:
+    for tokens, adds in ((1024, False), (4096, False), (16384, False), (16384, True)):
+        with subtests.test(tokens=tokens, adds=adds):
+            check_compiled(compiled_loop(target, tokens, adds), target)
 
 
 @cache
@@ -64,14 +59,15 @@ def compiled_loop(target: GPUTarget, tokens: int, adds: bool) -> CompiledKernel:
 
 
 @pytest.mark.parametrize("target", [A100, L4, H100], ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
 def test_a_step_of_the_loop_has_no_more_instructions_than_is_reckoned(
-    target: GPUTarget, tokens: int
+    target: GPUTarget, subtests: pytest.Subtests
 ) -> None:
     """A multiprocessor has four schedulers, each of which issues one of a warp in a cycle."""
-    instructions = loop_instructions(compiled_loop(target, tokens, False))
-    cycles = instructions * gpu.loop_sizes(tokens)["num_warps"] / 4
-    assert 0.1 * tokens < cycles <= STEP_CYCLES_PER_TOKEN * tokens
+    for tokens in (1024, 4096, 16384):
+        with subtests.test(tokens=tokens):
+            instructions = loop_instructions(compiled_loop(target, tokens, False))
+            cycles = instructions * gpu.loop_sizes(tokens)["num_warps"] / 4
+            assert 0.1 * tokens < cycles <= STEP_CYCLES_PER_TOKEN * tokens
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")

@@ -109,19 +109,25 @@ def test_copies_are_not_novel() -> None:
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-def test_novelty_compiles_without_spills(target: GPUTarget, dtype: str) -> None:
-    sizes = gpu_anchor.tile_sizes(torch.float32 if dtype == "fp32" else torch.float16)
-    options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
-    types = {
-        **{"rows": f"*{dtype}", "bounds": "*i64", "tokens": "*i64", "novelty": "*fp32"},
-        **{"width": "i32", "ranks": "i32"},
-    }
-    compiled = compiled_for(
-        target, gpu_anchor.measure_novelty, types, sizes, multiples_of_16=["width"], **options
-    )
-    assert reported_by_ptxas(compiled, target).spilled_bytes == 0
-    assert ".f64" not in compiled.asm["ptx"]
+def test_novelty_compiles_without_spills(target: GPUTarget, subtests: pytest.Subtests) -> None:
+    for dtype in ("fp16", "bf16", "fp32"):
+        with subtests.test(dtype=dtype):
+            sizes = gpu_anchor.tile_sizes(torch.float32 if dtype == "fp32" else torch.float16)
+            options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
+            types = {
+                **{"rows": f"*{dtype}", "bounds": "*i64", "tokens": "*i64", "novelty": "*fp32"},
+                **{"width": "i32", "ranks": "i32"},
+            }
+            compiled = compiled_for(
+                target,
+                gpu_anchor.measure_novelty,
+                types,
+                sizes,
+                multiples_of_16=["width"],
+                **options,
+            )
+            assert reported_by_ptxas(compiled, target).spilled_bytes == 0
+            assert ".f64" not in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("target", NVIDIA, ids=lambda target: f"sm_{target.arch}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -129,15 +130,15 @@ def test_cpu(item: Item, is_additive: bool) -> None:
     assert found.tolist() == item.chosen(is_additive)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_cpu_with_many_tokens(seed: int, dtype: torch.dtype) -> None:
-    item = Item(seed, 1201, 33, 0.05)
-    item.features, item.budget = item.features.to(dtype), 300
-    before = item.features.clone()
-    found = cpu.expand(item.features, item.score(False), item.anchor, item.budget)
-    assert found.tolist() == item.chosen(False)
-    assert torch.equal(item.features, before)
+def test_cpu_with_many_tokens(subtests: pytest.Subtests) -> None:
+    for seed, dtype in product([0, 1, 2], [torch.float64, torch.float32, torch.bfloat16]):
+        with subtests.test(seed=seed, dtype=dtype):
+            item = Item(seed, 1201, 33, 0.05)
+            item.features, item.budget = item.features.to(dtype), 300
+            before = item.features.clone()
+            found = cpu.expand(item.features, item.score(False), item.anchor, item.budget)
+            assert found.tolist() == item.chosen(False)
+            assert torch.equal(item.features, before)
 
 
 def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
@@ -153,11 +154,12 @@ def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
     assert cpu.expand(features, score, anchor, 11).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("form", [cpu.expand, contextual_expansion])
-def test_copies_of_kept_tokens_tie(form: kernels.ItemExpansion) -> None:
+def test_copies_of_kept_tokens_tie(subtests: pytest.Subtests) -> None:
     """Once all directions are kept, the copies that are left are worth nothing: lower index."""
-    features, score, anchor = copies()
-    check_copies(form(features, score, anchor, 59).tolist())
+    for form in (cpu.expand, contextual_expansion):
+        with subtests.test(form=form):
+            features, score, anchor = copies()
+            check_copies(form(features, score, anchor, 59).tolist())
 
 
 def copies() -> tuple[Tensor, Score, Tensor]:
@@ -173,21 +175,22 @@ def check_copies(chosen: list[int]) -> None:
     assert chosen[30:] == list(range(10, 39))
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 64, 1024, 3584])
-def test_the_coarse_products_are_as_near_as_is_said(width: int) -> None:
+def test_the_coarse_products_are_as_near_as_is_said(subtests: pytest.Subtests) -> None:
     """And not much nearer: rows of equal entries are all off in the same way."""
-    drawn = torch.randn(40, width, generator=torch.Generator().manual_seed(width))
-    rows = torch.cat([drawn, drawn.sign(), drawn.sign() + 0.01 * drawn]).numpy()
-    unit, coarse = np.empty_like(rows), np.empty(rows.shape, np.int16)
-    halves = [cpu._unit_row(*each) for each in zip(rows, unit, coarse, strict=True)]
-    said, most = cpu._coarse_error(width), 0.0
-    for one in range(len(rows)):
-        for other in range(len(rows)):
-            distance = halves[one] + halves[other] - cpu._product(unit[one], unit[other])
-            rough = 1 - cpu._coarse_product(coarse[one], coarse[other]) / cpu.COARSE**2
-            most = max(most, rough - distance)
-    assert most <= said
-    assert most > 0.01 * said or width == 1
+    for width in (1, 2, 3, 4, 8, 16, 64, 1024, 3584):
+        with subtests.test(width=width):
+            drawn = torch.randn(40, width, generator=torch.Generator().manual_seed(width))
+            rows = torch.cat([drawn, drawn.sign(), drawn.sign() + 0.01 * drawn]).numpy()
+            unit, coarse = np.empty_like(rows), np.empty(rows.shape, np.int16)
+            halves = [cpu._unit_row(*each) for each in zip(rows, unit, coarse, strict=True)]
+            said, most = cpu._coarse_error(width), 0.0
+            for one in range(len(rows)):
+                for other in range(len(rows)):
+                    distance = halves[one] + halves[other] - cpu._product(unit[one], unit[other])
+                    rough = 1 - cpu._coarse_product(coarse[one], coarse[other]) / cpu.COARSE**2
+                    most = max(most, rough - distance)
+            assert most <= said
+            assert most > 0.01 * said or width == 1
 
 
 def test_vllm_may_look_into_all_modules_beside_numba() -> None:
@@ -217,26 +220,21 @@ def test_forms_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used == ["triton", "plain"]
 
 
-@pytest.mark.parametrize(
-    ("device", "triton", "capability", "runs"),
-    [
+def test_where_triton_runs(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    for device, triton, capability, runs in (
         ("cpu", True, (9, 0), False),
         ("cuda", True, (8, 0), True),
         ("cuda", True, (12, 0), True),
         ("cuda", True, (7, 5), False),
         ("cuda", False, (8, 0), False),
-    ],
-)
-def test_where_triton_runs(
-    device: str,
-    triton: bool,
-    capability: tuple[int, int],
-    runs: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: object() if triton else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert kernels.runs_triton.__wrapped__(torch.device(device)) is runs
+    ):
+        with subtests.test(device=device, triton=triton, capability=capability, runs=runs):
+            found = object() if triton else None
+            monkeypatch.setattr(kernels, "find_spec", lambda name, found=found: found)
+            monkeypatch.setattr(
+                torch.cuda, "get_device_capability", lambda device, found=capability: found
+            )
+            assert kernels.runs_triton.__wrapped__(torch.device(device)) is runs
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +262,13 @@ def test_gpu(items: list[Item], is_additive: bool, dtype: torch.dtype) -> None:
     check_gpu(items, is_additive)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("seed", [0, 4])
-def test_gpu_with_many_scores_that_are_nearly_the_same(seed: int, dtype: torch.dtype) -> None:
+def test_gpu_with_many_scores_that_are_nearly_the_same(subtests: pytest.Subtests) -> None:
     """Where half of the tokens are chosen, distances in half precision would show."""
-    item = Item(seed, 300, 64, 0.05)
-    item.features, item.budget = item.features.to(dtype), 150
-    check_gpu([item], False)
+    for seed, dtype in product([0, 4], [torch.float32, torch.bfloat16, torch.float16]):
+        with subtests.test(seed=seed, dtype=dtype):
+            item = Item(seed, 300, 64, 0.05)
+            item.features, item.budget = item.features.to(dtype), 150
+            check_gpu([item], False)
 
 
 def test_gpu_chooses_none_twice_where_all_are_nearly_copies() -> None:
@@ -288,12 +286,13 @@ def test_gpu_chooses_none_twice_where_sums_are_zero() -> None:
     check_gpu([item], True)
 
 
-@pytest.mark.parametrize("scale", [1e-15, 1e15])
-def test_gpu_with_long_and_short_rows(scale: float) -> None:
+def test_gpu_with_long_and_short_rows(subtests: pytest.Subtests) -> None:
     """The squares of rows are numbers still, where products of two of them are not."""
-    item = Item(0, 60, 24, 0.1)
-    item.features *= scale
-    check_gpu([item], False)
+    for scale in (1e-15, 1e15):
+        with subtests.test(scale=scale):
+            item = Item(0, 60, 24, 0.1)
+            item.features *= scale
+            check_gpu([item], False)
 
 
 def test_the_largest_image_of_qwen_fits_the_workspace() -> None:
@@ -342,11 +341,12 @@ def test_gpu_gives_an_item_the_same_tokens_in_every_batch() -> None:
     assert together == [token for chosen in alone for token in chosen]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gpu_copies_of_kept_tokens_tie(dtype: torch.dtype) -> None:
-    features, score, anchor = copies()
-    given = features.to(dtype), [60], Score(score.weight.float()), anchor, [59]
-    check_copies(interpreted(gpu.expand, *given).chosen.tolist())
+def test_gpu_copies_of_kept_tokens_tie(subtests: pytest.Subtests) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        with subtests.test(dtype=dtype):
+            features, score, anchor = copies()
+            given = features.to(dtype), [60], Score(score.weight.float()), anchor, [59]
+            check_copies(interpreted(gpu.expand, *given).chosen.tolist())
 
 
 def test_gpu_rows_without_a_direction() -> None:

@@ -5,7 +5,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -233,9 +232,10 @@ def test_anchor_is_never_above_its_maximum_even_if_more_is_novel():
     assert anchor_size(Case(FALLING, APART, FLAT, 32, params={"max_anchor_ratio": 0.2})) == 6
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3])
-def test_the_smallest_budgets_keep_one_anchor_token(budget):
-    assert anchor_size(Case(FALLING, APART, FLAT, budget)) == 1
+def test_the_smallest_budgets_keep_one_anchor_token(subtests):
+    for budget in (1, 2, 3):
+        with subtests.test(budget=budget):
+            assert anchor_size(Case(FALLING, APART, FLAT, budget)) == 1
 
 
 def test_units_do_not_compete_for_the_anchor():

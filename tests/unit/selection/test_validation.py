@@ -67,15 +67,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "words"), CASES)
-def test_items(name, value, words):
-    bad = GOOD._replace(**{name: value})
-    with pytest.raises(ValueError) as refused:  # noqa: PT011
-        anchor_prune(*bad[:6])
-    assert str(refused.value).startswith(words)
-    with pytest.raises(ValueError) as refused:  # noqa: PT011
-        anchor_prune_batch([GOOD, bad])
-    assert str(refused.value).startswith("item 1: " + words)
+def test_items(subtests):
+    for name, value, words in CASES:
+        with subtests.test(name=name, words=words):
+            bad = GOOD._replace(**{name: value})
+            with pytest.raises(ValueError) as refused:  # noqa: PT011
+                anchor_prune(*bad[:6])
+            assert str(refused.value).startswith(words)
+            with pytest.raises(ValueError) as refused:  # noqa: PT011
+                anchor_prune_batch([GOOD, bad])
+            assert str(refused.value).startswith("item 1: " + words)
 
 
 PARAMS = [
@@ -90,46 +91,47 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [(name, value, words) for name, values, words in PARAMS for value in values],
-)
-def test_parameters(name, value, words):
-    for refuse in (
-        lambda **params: anchor_prune(*GOOD[:6], **params),
-        lambda **params: anchor_prune_batch([GOOD], **params),
-        AnchorParams,
+def test_parameters(subtests):
+    rows = [(name, value, words) for name, values, words in PARAMS for value in values]
+    for name, value, words in rows:
+        with subtests.test(name=name, value=value):
+            for refuse in (
+                lambda **params: anchor_prune(*GOOD[:6], **params),
+                lambda **params: anchor_prune_batch([GOOD], **params),
+                AnchorParams,
+            ):
+                with pytest.raises(ValueError) as refused:  # noqa: PT011
+                    refuse(**{name: value})
+                assert str(refused.value) == f"anchorprune: {name} must be {words}, got {value!r}"
+
+
+def test_the_ends_of_what_is_allowed(subtests):
+    for params in (
+        {"min_anchor": 1},
+        {"tau": 0},
+        {"tau": 2},
+        {"patience": 1},
+        {"max_anchor_ratio": 1},
     ):
-        with pytest.raises(ValueError) as refused:  # noqa: PT011
-            refuse(**{name: value})
-        assert str(refused.value) == f"anchorprune: {name} must be {words}, got {value!r}"
+        with subtests.test(params=params):
+            assert len(anchor_prune(*GOOD[:6], **params).indices) == 3
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{"min_anchor": 1}, {"tau": 0}, {"tau": 2}, {"patience": 1}, {"max_anchor_ratio": 1}],
-)
-def test_the_ends_of_what_is_allowed(params):
-    assert len(anchor_prune(*GOOD[:6], **params).indices) == 3
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
+def test_items_of_a_batch_go_together(subtests):
+    for other, words in (
         (GOOD._replace(features=torch.rand(6, 3)), "size D1: 3, 4"),
         (GOOD._replace(context_features=None), "size D2: 4, 5"),
         (
             Candidates(None, *(torch.rand(*s, device="meta") for s in [(6, 4), (6,)]), budget=3),
             "device: cpu, meta",
         ),
-    ],
-)
-def test_items_of_a_batch_go_together(other, words):
-    with pytest.raises(ValueError) as refused:  # noqa: PT011
-        anchor_prune_batch([GOOD, other])
-    assert str(refused.value) == (
-        f"The items have features of different {words}; give them in separate batches."
-    )
+    ):
+        with subtests.test(words=words):
+            with pytest.raises(ValueError) as refused:  # noqa: PT011
+                anchor_prune_batch([GOOD, other])
+            assert str(refused.value) == (
+                f"The items have features of different {words}; give them in separate batches."
+            )
 
 
 def test_a_device_tensor_is_not_read():

@@ -53,18 +53,21 @@ def test_special_tokens_are_words_when_the_user_writes_them(tokenize: ClipQueryT
     assert ids.index(tokenize._tokenizer.eos_token_id) == len(ids) - 1
 
 
-@pytest.mark.parametrize("words", [75, 76, 150, 151, 400])
-def test_long_query_is_cut_into_whole_segments(tokenize: ClipQueryTokenizer, words: int) -> None:
-    tokenizer = tokenize._tokenizer
-    query = " ".join(["dog"] * words)
-    ids = tokenizer(query, add_special_tokens=False).input_ids
-    segments = tokenize(query)
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    assert segments.shape == (-(-len(ids) // 75), 77)
-    assert (segments[:, 0] == start).all()
-    assert (segments[:, -1] == end).all()
-    read = [i for row in segments.tolist() for i in row if i not in (start, end)]
-    assert read == ids
+def test_long_query_is_cut_into_whole_segments(
+    tokenize: ClipQueryTokenizer, subtests: pytest.Subtests
+) -> None:
+    for words in (75, 76, 150, 151, 400):
+        with subtests.test(words=words):
+            tokenizer = tokenize._tokenizer
+            query = " ".join(["dog"] * words)
+            ids = tokenizer(query, add_special_tokens=False).input_ids
+            segments = tokenize(query)
+            start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+            assert segments.shape == (-(-len(ids) // 75), 77)
+            assert (segments[:, 0] == start).all()
+            assert (segments[:, -1] == end).all()
+            read = [i for row in segments.tolist() for i in row if i not in (start, end)]
+            assert read == ids
 
 
 def test_query_is_the_mean_of_its_segments(

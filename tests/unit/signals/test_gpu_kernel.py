@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,11 @@ def test_equals_dense_attention(
     assert_equals_plain(query, key, segments, head_size**-0.5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [127, 128, 129, 64, 65])
-def test_equals_dense_attention_at_the_ends_of_blocks(length: int, dtype: torch.dtype) -> None:
-    query, key = torch.randn(2, length + 1, 1, 16).to(dtype)
-    assert_equals_plain(query, key, [1, length], 0.3)
+def test_equals_dense_attention_at_the_ends_of_blocks(subtests: pytest.Subtests) -> None:
+    for length, dtype in product([127, 128, 129, 64, 65], DTYPES):
+        with subtests.test(length=length, dtype=dtype):
+            query, key = torch.randn(2, length + 1, 1, 16).to(dtype)
+            assert_equals_plain(query, key, [1, length], 0.3)
 
 
 def test_takes_tensors_as_they_lie() -> None:
@@ -87,17 +88,18 @@ def test_logits_may_be_large() -> None:
     assert_equals_plain(query, key, [200], 1.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_segments_know_nothing_of_each_other(dtype: torch.dtype) -> None:
+def test_segments_know_nothing_of_each_other(subtests: pytest.Subtests) -> None:
     """Nor does it matter what else is in a call: the same bits."""
-    segments = [90, 3, 140]
-    query, key = torch.randn(2, 233, 2, 40).to(dtype)
-    together = interpreted(gpu.received_attention, query, key, segments, 0.2)
-    alone = [
-        interpreted(gpu.received_attention, q.clone(), k.clone(), [len(q)], 0.2)
-        for q, k in zip(query.split(segments), key.split(segments), strict=True)
-    ]
-    assert torch.equal(together, torch.cat(alone))
+    for dtype in DTYPES:
+        with subtests.test(dtype=dtype):
+            segments = [90, 3, 140]
+            query, key = torch.randn(2, 233, 2, 40).to(dtype)
+            together = interpreted(gpu.received_attention, query, key, segments, 0.2)
+            alone = [
+                interpreted(gpu.received_attention, q.clone(), k.clone(), [len(q)], 0.2)
+                for q, k in zip(query.split(segments), key.split(segments), strict=True)
+            ]
+            assert torch.equal(together, torch.cat(alone))
 
 
 def launched(query: Tensor, key: Tensor) -> tuple[Tensor, list[str]]:

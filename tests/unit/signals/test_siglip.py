@@ -59,15 +59,18 @@ def test_special_tokens_are_words_when_the_user_writes_them(
     assert written.index(end) > plain.index(end)
 
 
-@pytest.mark.parametrize("words", [63, 64, 126, 127, 400])
-def test_long_query_is_cut_into_whole_segments(tokenize: SiglipQueryTokenizer, words: int) -> None:
-    query = " ".join(["a"] * words)
-    ids = tokenize._tokenizer(query, add_special_tokens=False).input_ids
-    segments = tokenize(query)
-    end = tokenize._tokenizer.eos_token_id
-    assert segments.shape == (-(-len(ids) // 63), 64)
-    assert (segments[:, -1] == end).all()  # it fills up, too
-    assert [i for row in segments.tolist() for i in row if i != end] == ids
+def test_long_query_is_cut_into_whole_segments(
+    tokenize: SiglipQueryTokenizer, subtests: pytest.Subtests
+) -> None:
+    for words in (63, 64, 126, 127, 400):
+        with subtests.test(words=words):
+            query = " ".join(["a"] * words)
+            ids = tokenize._tokenizer(query, add_special_tokens=False).input_ids
+            segments = tokenize(query)
+            end = tokenize._tokenizer.eos_token_id
+            assert segments.shape == (-(-len(ids) // 63), 64)
+            assert (segments[:, -1] == end).all()  # it fills up, too
+            assert [i for row in segments.tolist() for i in row if i != end] == ids
 
 
 def test_tokenizer_without_its_files(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -34,24 +35,23 @@ def questions() -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["max", "mean"])
-@pytest.mark.parametrize("at_once", [1, 3, 4, 13, 512])
 def test_each_item_is_matched_with_its_own_question(
     table: Tensor,
     media: list[MediaFeatures],
-    at_once: int,
-    kind: Any,
     monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
-    monkeypatch.setattr(word_matching, "_WORDS_AT_ONCE", at_once)
-    items = WordMatching(table.__getitem__, kind)(media, questions())
-    for relevance, one, words in zip(items, media, QUESTIONS, strict=True):
-        if not words:
-            assert relevance is None
-            continue
-        cosines = F.cosine_similarity(one.rows[:, None], table[words], dim=-1)
-        expected = cosines.amax(1) if kind == "max" else cosines.mean(1)
-        torch.testing.assert_close(relevance, expected)
+    for kind, at_once in product(("max", "mean"), (1, 3, 4, 13, 512)):
+        monkeypatch.setattr(word_matching, "_WORDS_AT_ONCE", at_once)
+        with subtests.test(kind=kind, at_once=at_once):
+            items = WordMatching(table.__getitem__, kind)(media, questions())
+            for relevance, one, words in zip(items, media, QUESTIONS, strict=True):
+                if not words:
+                    assert relevance is None
+                    continue
+                cosines = F.cosine_similarity(one.rows[:, None], table[words], dim=-1)
+                expected = cosines.amax(1) if kind == "max" else cosines.mean(1)
+                torch.testing.assert_close(relevance, expected)
 
 
 def test_what_lies_behind_an_embedding_is_not_matched(table: Tensor) -> None:

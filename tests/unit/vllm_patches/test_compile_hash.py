@@ -27,17 +27,16 @@ def config_of(model: Path, **settings: Any) -> Any:
     return pickle.loads(pickle.dumps(args.create_engine_config()))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"budget": 8}, {"budget": "10%"}, {"query": "last"}, {"tau": 0.3}]
-)
 def test_what_is_decided_before_the_language_model_is_left_out(
-    any_model: Path, settings: dict[str, Any]
+    any_model: Path, subtests: pytest.Subtests
 ) -> None:
-    default, other = config_of(any_model), config_of(any_model, **settings)
-    assert other.compute_hash() == default.compute_hash()
-    assert PruneConfig.of_model(other.model_config.hf_config) != PruneConfig.of_model(
-        default.model_config.hf_config
-    )
+    for settings in ({"budget": 8}, {"budget": "10%"}, {"query": "last"}, {"tau": 0.3}):
+        with subtests.test(settings=settings):
+            default, other = config_of(any_model), config_of(any_model, **settings)
+            assert other.compute_hash() == default.compute_hash()
+            assert PruneConfig.of_model(other.model_config.hf_config) != PruneConfig.of_model(
+                default.model_config.hf_config
+            )
 
 
 @pytest.mark.parametrize("settings", [{"positions": "native"}, {"feature_cache_mb": 8}])

@@ -24,13 +24,17 @@ from anchorprune_vllm.vllm_patches.hooks import HOOKS, TESTED, Hook, HookGone
 LLAVA = "LlavaForConditionalGeneration"
 
 
-@pytest.fixture(autouse=True)
-def forget_models() -> Iterator[None]:
-    """vLLM remembers which class it has loaded: with a hook gone, that is its own."""
-    yield
+def forget_models() -> None:
     registry._try_load_model_cls.cache_clear()
     registry._try_inspect_model_cls.cache_clear()
     loader_utils._MODEL_ARCH_BY_HASH.clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten_models() -> Iterator[None]:
+    """vLLM remembers which class it has loaded: with a hook gone, that is its own."""
+    yield
+    forget_models()
 
 
 def start(model: Path, **settings: Any) -> Any:
@@ -58,15 +62,17 @@ def arch_that_needs(hook: Hook) -> str:
     return files.get(hook.file, "llava-1.5")
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target)
-def test_a_hook_that_is_gone(hook: Hook, demo_models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    remove(monkeypatch, hook.target)
-    model = demo_models(arch_that_needs(hook))
-    words = rf"^anchorprune: vLLM \S+ has no {re.escape(hook.target)}, which pruning needs \("
-    with pytest.raises(ValueError, match=words) as refused:
-        start(model, budget=8, positions="native")
-    assert "\n" not in str(refused.value)
-    start(model)
+def test_a_hook_that_is_gone(demo_models: Any, subtests: pytest.Subtests) -> None:
+    for hook in HOOKS:
+        model = demo_models(arch_that_needs(hook))
+        words = rf"^anchorprune: vLLM \S+ has no {re.escape(hook.target)}, which pruning needs \("
+        with subtests.test(hook=hook.target), pytest.MonkeyPatch.context() as patch:
+            remove(patch, hook.target)
+            with pytest.raises(ValueError, match=words) as refused:
+                start(model, budget=8, positions="native")
+            assert "\n" not in str(refused.value)
+            start(model)
+        forget_models()
 
 
 def test_models_that_do_not_need_it_are_pruned(
@@ -151,21 +157,24 @@ def test_a_patch_whose_target_is_gone(
 
 
 class TestVersions:
-    @pytest.mark.parametrize("number", ["0.99.1", "1.0.0+cpu", "0.3.3"])
     def test_an_unknown_one_is_warned_of_once(
-        self, number: str, demo_model: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+        self, demo_model: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hooks, "version", lambda name: number)
-        start(demo_model)
-        assert warnings == []
-        start(demo_model, budget=8)
-        (said,) = warnings
-        assert said.startswith(f"anchorprune: tested with vLLM 0.32, 0.33, not with {number}; ")
+        for number in ("0.99.1", "1.0.0+cpu", "0.3.3"):
+            monkeypatch.setattr(hooks, "version", lambda name, number=number: number)
+            start(demo_model)
+            assert warnings == []
+            start(demo_model, budget=8)
+            tested = "anchorprune: tested with vLLM 0.32, 0.33, not with"
+            assert [said.startswith(f"{tested} {number}; ") for said in warnings] == [True]
+            warnings.clear()
+            forget_models()
 
-    @pytest.mark.parametrize("number", [f"{tested}.0+cpu" for tested in TESTED])
     def test_known_ones_are_not(
-        self, number: str, demo_model: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+        self, demo_model: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hooks, "version", lambda name: number)
-        start(demo_model, budget=8)
-        assert warnings == []
+        for tested in TESTED:
+            monkeypatch.setattr(hooks, "version", lambda name, tested=tested: f"{tested}.0+cpu")
+            start(demo_model, budget=8)
+            assert warnings == []
+            forget_models()

@@ -62,12 +62,11 @@ def test_a_method_that_vllm_has_leaves_nothing_to_do(runner: Any) -> None:
     assert runner().run() == "vLLM's"
 
 
-@pytest.mark.parametrize(
-    "owner", ["fake_vllm.gone:Gone", "gone_vllm:Gone", "fake_vllm:Gone", "fake_vllm:Runner"]
-)
-def test_a_target_that_is_gone_is_an_error(runner: Any, owner: str) -> None:
-    with pytest.raises(HookGone, match=r"vLLM [\d.]+\S* has no .*\.gone, which the plugin extends"):
-        make_patch(owner, "gone").apply()
+def test_a_target_that_is_gone_is_an_error(runner: Any, subtests: pytest.Subtests) -> None:
+    for owner in ("fake_vllm.gone:Gone", "gone_vllm:Gone", "fake_vllm:Gone", "fake_vllm:Runner"):
+        words = r"vLLM [\d.]+\S* has no .*\.gone, which the plugin extends"
+        with subtests.test(owner=owner), pytest.raises(HookGone, match=words):
+            make_patch(owner, "gone").apply()
 
 
 def test_what_a_target_cannot_import_is_named(

@@ -7,16 +7,17 @@ import torch
 from anchorprune_vllm.worker.embedding_payload import append_numbers, split_numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_numbers_are_exact_in_every_dtype(dtype: torch.dtype) -> None:
-    numbers = torch.tensor([[0, 1, 255], [256, 257, 65535], [65536, 2**24 - 1, 123457]])
-    rows = torch.randn(3, 5).to(dtype)
-    carried = append_numbers(rows, numbers, digits=3)
-    assert carried.dtype == dtype
-    assert carried.shape == (3, 5 + 3 * 3)
-    again, read = split_numbers(carried, count=3, digits=3)
-    assert torch.equal(again, rows)
-    assert read.tolist() == numbers.tolist()
+def test_numbers_are_exact_in_every_dtype(subtests: pytest.Subtests) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        with subtests.test(dtype=dtype):
+            numbers = torch.tensor([[0, 1, 255], [256, 257, 65535], [65536, 2**24 - 1, 123457]])
+            rows = torch.randn(3, 5).to(dtype)
+            carried = append_numbers(rows, numbers, digits=3)
+            assert carried.dtype == dtype
+            assert carried.shape == (3, 5 + 3 * 3)
+            again, read = split_numbers(carried, count=3, digits=3)
+            assert torch.equal(again, rows)
+            assert read.tolist() == numbers.tolist()
 
 
 def test_no_rows() -> None:

@@ -73,20 +73,19 @@ def by_hand(layout: PromptLayout, frames: Sequence[int], kept: Sequence[int]) ->
     return sorted([*chosen, *outside, *text])
 
 
-@pytest.mark.parametrize("make", [before_frames, behind_frames])
-@pytest.mark.parametrize("seconds", [[0, 1, 2], [8, 9, 10, 11], [5, 5], [0, 0, 7]])
-def test_frame_of_each_token(make, seconds: list[int]) -> None:
-    layout, frames = make(seconds, [2] * len(seconds))
-    assert frame_of_tokens(layout) == frames
+def test_frame_of_each_token(subtests: pytest.Subtests) -> None:
+    for make in (before_frames, behind_frames):
+        for seconds in ([0, 1, 2], [8, 9, 10, 11], [5, 5], [0, 0, 7]):
+            layout, frames = make(seconds, [2] * len(seconds))
+            with subtests.test(make.__name__, seconds=seconds):
+                assert frame_of_tokens(layout) == frames
 
 
-@pytest.mark.parametrize(
-    ("kept", "length"), [(1, 1 + 4), (2, 2 + 8), (3, 3 + 11), (4, 4 + 14), (7, 7 + 14), (8, 22)]
-)
-def test_length_is_known_before_selection(kept: int, length: int) -> None:
+def test_length_is_known_before_selection() -> None:
     """Room for the text of as many frames as may keep a row, the longest ones."""
     layout, _ = before_frames([8, 9, 10, 11], [2, 2, 2, 2])
-    assert item_length(layout, kept) == length
+    expected = {1: 1 + 4, 2: 2 + 8, 3: 3 + 11, 4: 4 + 14, 7: 7 + 14, 8: 8 + 14}
+    assert {kept: item_length(layout, kept) for kept in expected} == expected
 
 
 def test_text_outside_of_frames_always_stays() -> None:
@@ -108,15 +107,19 @@ def test_as_many_rows_as_frames_keep_all_text() -> None:
 
 
 @pytest.mark.parametrize("make", [before_frames, behind_frames])
-@pytest.mark.parametrize("seed", range(40))
-def test_rows_stand_where_they_would(make, seed: int) -> None:
-    rng = random.Random(seed)
-    count = rng.randint(2, 7)
-    seconds = sorted(rng.sample(range(rng.choice([9, 15, 120])), count))
-    layout, frames = make(seconds, [rng.randint(1, 5) for _ in range(count)])
-    kept = sorted(rng.sample(range(layout.embeddings), rng.randint(1, layout.embeddings - 1)))
-    rows = torch.arange(len(kept)).float()[:, None].expand(-1, DIMENSION + LEVELS)
+def test_rows_stand_where_they_would(make, subtests: pytest.Subtests) -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        count = rng.randint(2, 7)
+        seconds = sorted(rng.sample(range(rng.choice([9, 15, 120])), count))
+        layout, frames = make(seconds, [rng.randint(1, 5) for _ in range(count)])
+        kept = sorted(rng.sample(range(layout.embeddings), rng.randint(1, layout.embeddings - 1)))
+        with subtests.test(seconds=seconds, kept=kept):
+            check_rows(layout, frames, kept)
 
+
+def check_rows(layout: PromptLayout, frames: Sequence[int], kept: Sequence[int]) -> None:
+    rows = torch.arange(len(kept)).float()[:, None].expand(-1, DIMENSION + LEVELS)
     with NoHostReads():
         item, places = put_among_text(rows, torch.tensor(kept), layout, embed_text)
 

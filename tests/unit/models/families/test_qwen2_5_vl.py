@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,17 +63,18 @@ MEDIA = {
 }
 
 
-@pytest.mark.parametrize("name", MEDIA)
 def test_received_attention_equals_transformers(
-    model: LocalModel, reference: Any, name: str
+    model: LocalModel, reference: Any, subtests: pytest.Subtests
 ) -> None:
-    with torch.inference_mode():
-        (features,) = batch_of(model, MEDIA[name]).encode([0])
-        expected = reference.received_attention(MEDIA[name])
-        hidden = reference.embed(MEDIA[name])
-    assert features.importance.dtype == torch.float32
-    np.testing.assert_allclose(features.importance.numpy(), expected, rtol=1e-4)
-    torch.testing.assert_close(features.embeddings, hidden, rtol=1e-3, atol=1e-3)
+    for name in MEDIA:
+        with subtests.test(name=name):
+            with torch.inference_mode():
+                (features,) = batch_of(model, MEDIA[name]).encode([0])
+                expected = reference.received_attention(MEDIA[name])
+                hidden = reference.embed(MEDIA[name])
+            assert features.importance.dtype == torch.float32
+            np.testing.assert_allclose(features.importance.numpy(), expected, rtol=1e-4)
+            torch.testing.assert_close(features.embeddings, hidden, rtol=1e-3, atol=1e-3)
 
 
 def test_several_items_in_one_call(model: LocalModel) -> None:
@@ -157,28 +159,30 @@ def test_the_tower_is_left_as_it_was(model: LocalModel) -> None:
     assert not attention._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", ["500x410", "video"])
-@pytest.mark.parametrize("budget", [1, 7, 100])
 def test_kept_rows_carry_their_positions(
-    model: LocalModel, reference: Reference, name: str, budget: int
+    model: LocalModel, reference: Reference, subtests: pytest.Subtests
 ) -> None:
-    item = MEDIA[name]
-    (rows,) = model.embed(process(model, item, budget=budget))
-    rows, numbers = split_numbers(rows, 3, 3)
-    kept = reference.kept(item, QUESTIONS[0], budget)
-    with torch.inference_mode():
-        expected = reference.embed(item)[kept]
-    torch.testing.assert_close(rows, expected, rtol=1e-3, atol=1e-3)
-    # Seen from the item's first position, as transformers numbers a prompt of that item alone.
-    prompt = prompt_of("", 0 if isinstance(item, tuple) else 1, int(isinstance(item, tuple)))
-    positions = reference.native_positions(prompt, [item], [kept], 0).T
-    is_media = [
-        i
-        for i, token in enumerate(reference.prompt_ids(prompt))
-        if token in reference.placeholder_ids()
-    ]
-    first = is_media[0]
-    assert (numbers + first).tolist() == positions[first : first + budget].tolist()
+    for budget, name in product([1, 7, 100], ["500x410", "video"]):
+        with subtests.test(budget=budget, name=name):
+            item = MEDIA[name]
+            (rows,) = model.embed(process(model, item, budget=budget))
+            rows, numbers = split_numbers(rows, 3, 3)
+            kept = reference.kept(item, QUESTIONS[0], budget)
+            with torch.inference_mode():
+                expected = reference.embed(item)[kept]
+            torch.testing.assert_close(rows, expected, rtol=1e-3, atol=1e-3)
+            # From the item's first position on, as transformers numbers a prompt of it alone.
+            prompt = prompt_of(
+                "", 0 if isinstance(item, tuple) else 1, int(isinstance(item, tuple))
+            )
+            positions = reference.native_positions(prompt, [item], [kept], 0).T
+            is_media = [
+                i
+                for i, token in enumerate(reference.prompt_ids(prompt))
+                if token in reference.placeholder_ids()
+            ]
+            first = is_media[0]
+            assert (numbers + first).tolist() == positions[first : first + budget].tolist()
 
 
 def test_placeholders_equal_rows(model: LocalModel) -> None:

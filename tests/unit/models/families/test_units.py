@@ -24,9 +24,8 @@ def units_of(tokens: int, modality: str = "image", **fields: list[Any]) -> Media
     return Family.units(None, modality, item, PromptLayout.of([1] * tokens))
 
 
-@pytest.mark.parametrize(
-    ("units", "expected"),
-    [
+def test_units(subtests: pytest.Subtests) -> None:
+    for units, expected in (
         (units_of(144), MediaTokens(144, (144,), (12,))),
         (units_of(24), MediaTokens(24, (24,), (24,))),
         (units_of(24, image_grid_thw=[1, 8, 12]), MediaTokens(24, (24,), (6,))),
@@ -41,11 +40,10 @@ def units_of(tokens: int, modality: str = "image", **fields: list[Any]) -> Media
             MediaTokens(36, (36,), (6,)),
         ),
         (units_of(18, "video", video_grid_thw=[4, 6, 6]), MediaTokens(18, (18,), (18,))),
-    ],
-)
-def test_units(units: MediaTokens, expected: MediaTokens) -> None:
-    assert units == expected
-    assert units.candidates == units.unpruned
+    ):
+        with subtests.test(units=units):
+            assert units == expected
+            assert units.candidates == units.unpruned
 
 
 class Info:

@@ -22,6 +22,7 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from anchorprune_vllm.models.general.adapter import LinearGeneralModel
 from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
+from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from tests.support.pictures import picture
@@ -145,21 +146,33 @@ def test_order_of_the_tower_is_found_as_it_is_stated(loaded: Loaded) -> None:
     assert torch.equal(found.groups(media), loaded.family.order.groups(media))
 
 
-@pytest.mark.parametrize("budget", [5, 12, "25%"])
-@pytest.mark.parametrize("image", [SMALL, LARGE], ids=["small", "large"])
-def test_keeps_what_the_paper_keeps(loaded: Loaded, image: Image.Image, budget: int | str) -> None:
+def test_keeps_what_the_paper_keeps(loaded: Loaded, subtests: pytest.Subtests) -> None:
+    """Each size, and each kind of budget; large images are divided by some families."""
     model, width = loaded.model, loaded.words.shape[1]
-    whole = process(model, "100%", image)
-    attention = Attention(model.model)
-    (rows,) = model.embed(whole)
-    parts = attention.received(loaded.family.has_class_attention)
-    (plan,) = plans_of(process(model, budget, image))
-    kept_rows = model.embed(process(model, budget, image))[0]
-
-    importance = importance_by_hand(parts, loaded.family.order, plan.layout, plan.tokens.grids)
-    features = normalised(rows[:, :width].double().numpy())
     ids = model.processor.info.get_tokenizer().encode(QUESTION, add_special_tokens=False)
-    relevance = (features @ normalised(loaded.words[ids]).T).max(1)
+    for image, budgets in ((SMALL, (5, "25%")), (LARGE, (12,))):
+        whole = process(model, "100%", image)
+        attention = Attention(model.model)
+        (rows,) = model.embed(whole)
+        parts = attention.received(loaded.family.has_class_attention)
+        features = normalised(rows[:, :width].double().numpy())
+        relevance = (features @ normalised(loaded.words[ids]).T).max(1)
+        for budget in budgets:
+            with subtests.test(size=image.size, budget=budget):
+                (plan,) = plans_of(process(model, budget, image))
+                (kept_rows,) = model.embed(process(model, budget, image))
+                importance = importance_by_hand(
+                    parts, loaded.family.order, plan.layout, plan.tokens.grids
+                )
+                kept = kept_by_hand(plan, importance, features, relevance)
+                assert len(kept) == plan.kept
+                assert torch.equal(kept_rows[:, :width], rows[kept, :width])
+
+
+def kept_by_hand(
+    plan: ItemPlan, importance: np.ndarray, features: np.ndarray, relevance: np.ndarray
+) -> list[int]:
+    """Return the tokens to keep: each part of a divided image has its share of the budget."""
     sizes = plan.layout.unit_sizes
     shares = largest_remainder(plan.kept, list(sizes)) if len(sizes) > 1 else [plan.kept]
     kept, start = [], 0
@@ -174,8 +187,7 @@ def test_keeps_what_the_paper_keeps(loaded: Loaded, image: Image.Image, budget: 
         )
         kept += [start + i for i in (select(tokens, relevance[part], share) if share else [])]
         start += size
-    assert len(kept) == plan.kept
-    assert torch.equal(kept_rows[:, :width], rows[kept, :width])
+    return kept
 
 
 def test_images_of_one_call_are_pruned_as_each_alone(loaded: Loaded) -> None:

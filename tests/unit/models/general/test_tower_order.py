@@ -122,37 +122,29 @@ def found(
     return probe(orders, [media], tower.attention, tower)
 
 
-@pytest.mark.parametrize(("media", "segments", "merge", "order"), CASES)
-def test_known_orders_are_found(
-    media: MediaTokens,
-    segments: list[int],
-    merge: Callable[[Tensor], Tensor],
-    order: TowerOrder,
-) -> None:
-    assert found(media, segments, merge) == order
-    assert order.segments([media]) == segments
+def test_known_orders_are_found(subtests: pytest.Subtests) -> None:
+    for media, segments, merge, order in CASES:
+        with subtests.test(order=order):
+            assert found(media, segments, merge) == order
+            assert order.segments([media]) == segments
 
 
-@pytest.mark.parametrize(("media", "segments", "merge", "order"), CASES)
-def test_scores_go_to_the_rows_of_their_tokens(
-    media: MediaTokens,
-    segments: list[int],
-    merge: Callable[[Tensor], Tensor],
-    order: TowerOrder,
-) -> None:
+def test_scores_go_to_the_rows_of_their_tokens(subtests: pytest.Subtests) -> None:
     """Two items behind each other: a token's row is the one that the tower itself puts it in."""
-    tokens = sum(segments)
-    groups = order.groups([media, media])
-    assert groups.shape == (2 * media.candidates, order.ratio)
-    for token in range(0, tokens, 7):
-        marked = torch.zeros(tokens, 2)
-        marked[token] = 1
-        rows = merge(marked).any(1).nonzero().flatten()
-        holders = (groups == token).any(1).nonzero().flatten()
-        assert holders.tolist() == rows.tolist()
-        assert (groups == token + tokens).any(1).nonzero().flatten().tolist() == (
-            (rows + media.candidates).tolist()
-        )
+    for media, segments, merge, order in CASES:
+        with subtests.test(order=order):
+            tokens = sum(segments)
+            groups = order.groups([media, media])
+            assert groups.shape == (2 * media.candidates, order.ratio)
+            for token in range(0, tokens, 7):
+                marked = torch.zeros(tokens, 2)
+                marked[token] = 1
+                rows = merge(marked).any(1).nonzero().flatten()
+                holders = (groups == token).any(1).nonzero().flatten()
+                assert holders.tolist() == rows.tolist()
+                assert (groups == token + tokens).any(1).nonzero().flatten().tolist() == (
+                    (rows + media.candidates).tolist()
+                )
 
 
 def shuffled(tokens: Tensor) -> Tensor:
@@ -170,6 +162,7 @@ def test_an_unknown_order_is_none(merge: Callable[[Tensor], Tensor]) -> None:
     assert found(IMAGE, [48], merge) is None
 
 
-@pytest.mark.parametrize("segments", [[7], [24, 25], [50]])
-def test_no_order_has_such_numbers(segments: list[int]) -> None:
-    assert possible_orders([IMAGE], segments) == []
+def test_no_order_has_such_numbers(subtests: pytest.Subtests) -> None:
+    for segments in ([7], [24, 25], [50]):
+        with subtests.test(segments=segments):
+            assert possible_orders([IMAGE], segments) == []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -30,28 +31,30 @@ def any_length(rng: random.Random) -> int:
     return int(10 ** rng.uniform(0, 3.4742))
 
 
-@pytest.mark.parametrize(("tile", "patch"), [(336, 14), (168, 14), (70, 14), (100, 14), (64, 16)])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_places_are_where_the_model_itself_puts_patches(grid: str, tile: int, patch: int) -> None:
-    rng = random.Random(f"{grid} {tile} {patch}")
-    config = SimpleNamespace(
-        vision_config=SimpleNamespace(image_size=tile, patch_size=patch),
-        image_grid_pinpoints=pinpoints(grid, tile),
-    )
-    model = SimpleNamespace(config=config, image_newline=torch.tensor([-1.0]))
-    for _ in range(40):
-        size = any_length(rng), any_length(rng)
-        places = unpruned_index_of_patches(size, config.image_grid_pinpoints, tile, patch)
-        # Numbers sent through the model's own merging: newlines are -1, padding is gone.
-        numbers = torch.arange(places.numel(), dtype=torch.float32).view(*places.shape, 1)
-        merged = LlavaNextForConditionalGeneration._merge_image_patch_embeddings(
-            model, torch.tensor(size), numbers, strategy="spatial_unpad"
-        ).flatten()
-        expected = torch.full((places.numel(),), -1)
-        for place, number in enumerate(merged.long().tolist()):
-            if number >= 0:
-                expected[number] = place
-        assert places.flatten().tolist() == expected.tolist(), size
+def test_places_are_where_the_model_itself_puts_patches(subtests: pytest.Subtests) -> None:
+    for grid, (tile, patch) in product(
+        GRIDS, [(336, 14), (168, 14), (70, 14), (100, 14), (64, 16)]
+    ):
+        with subtests.test(grid=grid, tile=tile, patch=patch):
+            rng = random.Random(f"{grid} {tile} {patch}")
+            config = SimpleNamespace(
+                vision_config=SimpleNamespace(image_size=tile, patch_size=patch),
+                image_grid_pinpoints=pinpoints(grid, tile),
+            )
+            model = SimpleNamespace(config=config, image_newline=torch.tensor([-1.0]))
+            for _ in range(40):
+                size = any_length(rng), any_length(rng)
+                places = unpruned_index_of_patches(size, config.image_grid_pinpoints, tile, patch)
+                # Numbers sent through the model's own merging: newlines are -1, padding is gone.
+                numbers = torch.arange(places.numel(), dtype=torch.float32).view(*places.shape, 1)
+                merged = LlavaNextForConditionalGeneration._merge_image_patch_embeddings(
+                    model, torch.tensor(size), numbers, strategy="spatial_unpad"
+                ).flatten()
+                expected = torch.full((places.numel(),), -1)
+                for place, number in enumerate(merged.long().tolist()):
+                    if number >= 0:
+                        expected[number] = place
+                assert places.flatten().tolist() == expected.tolist(), size
 
 
 def drawn(size: tuple[int, int], grid: str) -> list[str]:

@@ -84,17 +84,18 @@ def test_no_newlines_among_the_kept(model: LocalModel) -> None:
     assert (whole == newline).all(dim=1).sum() == 24
 
 
-@pytest.mark.parametrize("size", [(336, 336), (168, 168), (450, 90)])
 def test_keeps_the_tokens_of_the_reference_unit_by_unit(
-    model: LocalModel, reference: Reference, size: tuple[int, int]
+    model: LocalModel, reference: Reference, subtests: pytest.Subtests
 ) -> None:
     """Rows equal the projected candidates of the independent pipeline, in its order."""
-    image = picture(4, size)
-    (rows,) = model.embed(model.process(PROMPT, image, budget=100))
-    kept = reference.kept(image, QUESTIONS[0], 100)
-    with torch.inference_mode():
-        expected = reference.embed(image)[kept]
-    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+    for size in ((336, 336), (168, 168), (450, 90)):
+        with subtests.test(size=size):
+            image = picture(4, size)
+            (rows,) = model.embed(model.process(PROMPT, image, budget=100))
+            kept = reference.kept(image, QUESTIONS[0], 100)
+            with torch.inference_mode():
+                expected = reference.embed(image)[kept]
+            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
 
 
 def variant(model: Path, directory: Path, **edit: Any) -> Path:

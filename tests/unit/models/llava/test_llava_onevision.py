@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,13 @@ def test_300_sizes_and_budgets_have_a_row_for_each_placeholder(rank: None, tmp_p
     assert is_scaled.keys() == {False, True}
 
 
-@pytest.mark.parametrize("frames", [1, 2, 5, 17])
-@pytest.mark.parametrize("budget", [1, 16, "30%", "100%"])
 def test_videos_have_a_row_for_each_placeholder(
-    model: LocalModel, frames: int, budget: int | str
+    model: LocalModel, subtests: pytest.Subtests
 ) -> None:
-    processed = process(model, clip(1, frames=frames, size=(90, 60)), budget=budget)
-    assert [len(rows) for rows in model.embed(processed)] == placeholders(processed)
+    for budget, frames in product([1, 16, "30%", "100%"], [1, 2, 5, 17]):
+        with subtests.test(budget=budget, frames=frames):
+            processed = process(model, clip(1, frames=frames, size=(90, 60)), budget=budget)
+            assert [len(rows) for rows in model.embed(processed)] == placeholders(processed)
 
 
 def test_a_picture_larger_than_vllm_thinks_possible(model: LocalModel, reference: Any) -> None:
@@ -98,44 +99,41 @@ def test_an_image_beside_a_larger_one(model: LocalModel) -> None:
         torch.testing.assert_close(given, wanted)
 
 
-@pytest.mark.parametrize(
-    "media",
-    [picture(3), picture(4, (900, 700)), picture(5, (30, 800)), clip(6, frames=4)],
-    ids=["one crop", "scaled", "letterboxed", "video"],
-)
-def test_rows_and_places_of_the_reference(model: LocalModel, reference: Any, media: Any) -> None:
-    processed = process(model, media, budget=100)
-    (rows,) = model.embed(processed)
-    kept = reference.kept(media, QUESTIONS[0], 100)
-    with torch.inference_mode():
-        expected = reference.embed(media)[kept]
-        whole = reference.embed_unpruned(media)
-    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
-    (unpruned,) = model.embed(process(model, media, budget="100%"))
-    torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
+def test_rows_and_places_of_the_reference(
+    model: LocalModel, reference: Any, subtests: pytest.Subtests
+) -> None:
+    for media in (picture(3), picture(4, (900, 700)), picture(5, (30, 800)), clip(6, frames=4)):
+        with subtests.test(media=media):
+            processed = process(model, media, budget=100)
+            (rows,) = model.embed(processed)
+            kept = reference.kept(media, QUESTIONS[0], 100)
+            with torch.inference_mode():
+                expected = reference.embed(media)[kept]
+                whole = reference.embed_unpruned(media)
+            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+            (unpruned,) = model.embed(process(model, media, budget="100%"))
+            torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("arch", "media"),
-    [
+def test_places_of_the_reference(demo_models: Any, rank: None, subtests: pytest.Subtests) -> None:
+    """Native positions of all candidates, relative to where the item begins."""
+    for arch, media in (
         ("llava-onevision", picture(3)),
         ("llava-onevision", picture(4, (900, 700))),
         ("llava-onevision", picture(5, (1700, 9))),
         ("llava-onevision", clip(6, frames=4)),
         ("llava-video", picture(4, (900, 700))),
         ("llava-video", clip(6, frames=4)),
-    ],
-)
-def test_places_of_the_reference(demo_models: Any, rank: None, arch: str, media: Any) -> None:
-    """Native positions of all candidates, relative to where the item begins."""
-    model = LocalModel(demo_models(arch), settings={"positions": "native"})
-    reference: Any = reference_of(demo_models(arch))
-    processed = process(model, media, budget=10)
-    ((modality, kwargs),) = model.batches(processed)
-    (plan,) = pop_plans(modality, kwargs)
-    positions = model.model._media(modality, kwargs, []).positions(0, plan)
-    assert positions.relative[:, 0].tolist() == reference._places_of(media)
-    assert plan.tokens.unpruned == reference.unpruned(media)
+    ):
+        with subtests.test(arch=arch, media=media):
+            model = LocalModel(demo_models(arch), settings={"positions": "native"})
+            reference: Any = reference_of(demo_models(arch))
+            processed = process(model, media, budget=10)
+            ((modality, kwargs),) = model.batches(processed)
+            (plan,) = pop_plans(modality, kwargs)
+            positions = model.model._media(modality, kwargs, []).positions(0, plan)
+            assert positions.relative[:, 0].tolist() == reference._places_of(media)
+            assert plan.tokens.unpruned == reference.unpruned(media)
 
 
 def test_newlines_between_tokens() -> None:

@@ -105,11 +105,12 @@ class TestConfig:
         config.check()
         assert config.mm_spatial_pool_stride == 2
 
-    @pytest.mark.parametrize("written", ["(1x1),...,(2x2)", [[168, 168], [336, 336]]])
-    def test_pinpoints_by_override(self, path: Path, written: Any) -> None:
-        overrides = {"image_grid_pinpoints": written}
-        made = EngineArgs(model=str(path), hf_overrides=overrides).create_model_config()
-        assert made.hf_config.image_grid_pinpoints[-1] == [336, 336]
+    def test_pinpoints_by_override(self, path: Path, subtests: pytest.Subtests) -> None:
+        for written in ("(1x1),...,(2x2)", [[168, 168], [336, 336]]):
+            with subtests.test(written=written):
+                overrides = {"image_grid_pinpoints": written}
+                made = EngineArgs(model=str(path), hf_overrides=overrides).create_model_config()
+                assert made.hf_config.image_grid_pinpoints[-1] == [336, 336]
 
     def test_text_settings_by_override(self, path: Path) -> None:
         overrides = {"text_config": {"max_position_embeddings": 4096}}
@@ -138,9 +139,10 @@ class TestConfig:
         with pytest.raises(ValueError, match=r"tower 'a/b' .* known: google/.* as vision_config"):
             LlavaVideoConfig(mm_vision_tower="a/b")
 
-    @pytest.mark.parametrize(
-        ("setting", "value", "words"),
-        [
+    def test_what_cannot_be_served_is_refused_at_start_up(
+        self, path: Path, subtests: pytest.Subtests
+    ) -> None:
+        for setting, value, words in (
             ("mm_spatial_pool_mode", "sum", "is 'sum'; .* 'average', 'max', 'bilinear'"),
             ("mm_newline_position", "row", "is 'row'; .* 'grid', 'frame', 'one_token', 'no_token'"),
             ("mm_patch_merge_type", "flat", "is 'flat'; .* with 'spatial_unpad'"),
@@ -153,13 +155,10 @@ class TestConfig:
             ("image_grid_pinpoints", "all", "is 'all'; give a list of .* or a range"),
             ("vocab_size", 7, "is a setting of the text model; give .*text_config.*vocab_size"),
             ("max_position_embeddings", 4096, "is a setting of the text model; give .*text_config"),
-        ],
-    )
-    def test_what_cannot_be_served_is_refused_at_start_up(
-        self, path: Path, setting: str, value: Any, words: str
-    ) -> None:
-        with pytest.raises(ValueError, match=f"llava_qwen: {setting} {words}"):
-            EngineArgs(model=str(path), hf_overrides={setting: value}).create_model_config()
+        ):
+            refused = pytest.raises(ValueError, match=f"llava_qwen: {setting} {words}")
+            with subtests.test(setting=setting, value=value), refused:
+                EngineArgs(model=str(path), hf_overrides={setting: value}).create_model_config()
 
 
 def test_tokenizer_has_the_placeholders(path: Path) -> None:
@@ -201,14 +200,14 @@ def test_another_vocabulary(path: Path, rank: None) -> None:
         LocalModel(path, hf_overrides={"image_token_index": 5}).processor.info.get_hf_processor()
 
 
-@pytest.mark.parametrize("mode", POOLS)
-@pytest.mark.parametrize(("side", "stride"), [(27, 2), (12, 2), (27, 3), (7, 4)])
-def test_pooling(reference: Any, mode: str, side: int, stride: int) -> None:
-    frames = torch.randn(3, side * side, 5)
-    reference.settings.update(mm_spatial_pool_mode=mode, mm_spatial_pool_stride=stride)
-    pooled = pool_frames(frames, mode, stride)
-    torch.testing.assert_close(pooled, reference._pool(frames), rtol=1e-5, atol=1e-5)
-    assert pooled.shape[1] == pooled_side(side, mode, stride) ** 2
+def test_pooling(reference: Any, subtests: pytest.Subtests) -> None:
+    for (side, stride), mode in product([(27, 2), (12, 2), (27, 3), (7, 4)], POOLS):
+        with subtests.test(side=side, stride=stride, mode=mode):
+            frames = torch.randn(3, side * side, 5)
+            reference.settings.update(mm_spatial_pool_mode=mode, mm_spatial_pool_stride=stride)
+            pooled = pool_frames(frames, mode, stride)
+            torch.testing.assert_close(pooled, reference._pool(frames), rtol=1e-5, atol=1e-5)
+            assert pooled.shape[1] == pooled_side(side, mode, stride) ** 2
 
 
 def test_the_papers_frames() -> None:
@@ -216,18 +215,27 @@ def test_the_papers_frames() -> None:
     assert pooled_side(27, "bilinear", 2) == 14
 
 
-@pytest.mark.parametrize("position", NEWLINES)
-@pytest.mark.parametrize("frames", [1, 4])
-def test_newlines(reference: Any, position: str, frames: int) -> None:
-    tokens = torch.randn(frames, 9, len(reference.newline))
-    reference.settings["mm_newline_position"] = position
-    line = with_newlines(tokens, reference.newline, position)
-    assert torch.equal(line, reference._with_newlines(tokens))
-    assert len(line) == frames * 9 + count_newlines(position, frames, 3)
-    assert newline_spacing(position, 3) == {"grid": 3, "frame": 9}.get(position)
+def test_newlines(reference: Any, subtests: pytest.Subtests) -> None:
+    for frames, position in product([1, 4], NEWLINES):
+        with subtests.test(frames=frames, position=position):
+            tokens = torch.randn(frames, 9, len(reference.newline))
+            reference.settings["mm_newline_position"] = position
+            line = with_newlines(tokens, reference.newline, position)
+            assert torch.equal(line, reference._with_newlines(tokens))
+            assert len(line) == frames * 9 + count_newlines(position, frames, 3)
+            assert newline_spacing(position, 3) == {"grid": 3, "frame": 9}.get(position)
 
 
-@pytest.mark.parametrize(("pool", "newline"), list(product(POOLS, NEWLINES)))
+@pytest.mark.parametrize(
+    ("pool", "newline"),
+    [
+        ("bilinear", "grid"),  # as published
+        ("average", "frame"),
+        ("max", "one_token"),
+        ("bilinear", "no_token"),
+        ("average", "grid"),
+    ],
+)
 def test_tokens_of_a_video(
     demo_models: Any, rank: None, tmp_path: Path, pool: str, newline: str
 ) -> None:
@@ -328,11 +336,14 @@ def test_pixels_are_prepared_as_the_original_does(path: Path, rank: None) -> Non
     assert np.abs(tiles[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5 / 255
 
 
-@pytest.mark.parametrize(("kwargs", "frames"), [({}, 32), ({"video": {"num_frames": 8}}, 8)])
 def test_memory_is_reserved_for_the_frames_that_are_sampled(
-    path: Path, rank: None, kwargs: dict[str, Any], frames: int
+    path: Path, rank: None, subtests: pytest.Subtests
 ) -> None:
-    info = LocalModel(path, media_io_kwargs=kwargs).processor.info
-    assert info.get_num_frames_with_most_features(100_000, {"video": 1}) == frames
-    assert info.get_max_video_tokens(100_000, {"video": 1}) == frames * 6 * 7
-    assert info.get_num_frames_with_most_features(200, {"video": 1}) == 4  # of 42 tokens each
+    for kwargs, frames in (({}, 32), ({"video": {"num_frames": 8}}, 8)):
+        with subtests.test(kwargs=kwargs, frames=frames):
+            info = LocalModel(path, media_io_kwargs=kwargs).processor.info
+            assert info.get_num_frames_with_most_features(100_000, {"video": 1}) == frames
+            assert info.get_max_video_tokens(100_000, {"video": 1}) == frames * 6 * 7
+            assert (
+                info.get_num_frames_with_most_features(200, {"video": 1}) == 4
+            )  # of 42 tokens each
