@@ -10,10 +10,17 @@ from unittest import mock
 import pytest
 import torch
 
+from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.flops import Tower, Transformer
-from anchorprune_vllm.commands.bench.gpu_cost import CHOICES, TOWERS, Choice, cost_of, seconds
-from anchorprune_vllm.commands.bench.gpus import GPUS, gpu_named
-from anchorprune_vllm.commands.bench.launches import Launch, TorchOperations, counted
+from anchorprune_vllm.commands.bench.gpu_cost import (
+    CHOICES,
+    GPUS,
+    TOWERS,
+    cost_of,
+    gpu_named,
+    launch_seconds,
+)
+from anchorprune_vllm.commands.bench.launches import Launch, TorchRecorder, count_launches
 from anchorprune_vllm.selection import AnchorParams, batch, select_batch
 from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
 from anchorprune_vllm.signals.kernels.gpu import received_attention
@@ -54,7 +61,7 @@ def test_kernels_do_what_is_counted(choice: Choice) -> None:
     """Tokens, ranks and widths are whole tiles here: elsewhere a part of some reads is masked."""
     done: dict[str, Work] = interpreted(work_of, chosen_by_kernels, choice)
     said: dict[str, list[Launch]] = {}
-    for launch in counted(choice.candidates()):
+    for launch in count_launches(choice.candidates("meta")):
         if launch.is_triton:
             said.setdefault(KERNELS[launch.name], []).append(launch)
     assert said.keys() == done.keys()
@@ -72,7 +79,9 @@ def test_kernels_do_what_is_counted(choice: Choice) -> None:
 def test_the_greedy_loop_reads_one_row_a_step() -> None:
     choice = SMALL[0]
     done = interpreted(work_of, chosen_by_kernels, choice)["choose"]
-    (loop,) = [each for each in counted(choice.candidates()) if each.name == "greedy loop"]
+    (loop,) = [
+        each for each in count_launches(choice.candidates("meta")) if each.name == "greedy loop"
+    ]
     assert loop.steps == choice.budget
     # A distance in each step; before them weight and anchor, and where the item is.
     assert done.read_bytes == choice.tokens * (4 * loop.steps + 4 + 1) + 5 * 8
@@ -81,7 +90,7 @@ def test_the_greedy_loop_reads_one_row_a_step() -> None:
 def test_operations_of_torch_are_counted_with_their_bytes() -> None:
     launches: list[Launch] = []
     numbers = torch.empty(6, 4, device="meta")
-    with TorchOperations(launches):
+    with TorchRecorder(launches):
         torch.empty_like(numbers)
         (numbers.view(24) + 1).sort()
     seen = [(each.name, each.memory_bytes, each.kernels) for each in launches]
@@ -89,9 +98,13 @@ def test_operations_of_torch_are_counted_with_their_bytes() -> None:
 
 
 def test_launches_do_not_grow_with_tokens_or_budget() -> None:
-    assert {len(counted(choice.candidates())) for choice in CHOICES if choice.items == 1} == {26}
+    assert {
+        len(count_launches(choice.candidates("meta"))) for choice in CHOICES if choice.items == 1
+    } == {26}
     # Joining the items of a batch takes four more.
-    assert [len(counted(choice.candidates())) for choice in CHOICES if choice.items > 1] == [30]
+    assert [
+        len(count_launches(choice.candidates("meta"))) for choice in CHOICES if choice.items > 1
+    ] == [30]
 
 
 LIMITS = dict(zip(CHOICES, (0.5e-3, 3e-3, 2e-3, 30e-3, 30e-3, 3e-3), strict=True))
@@ -122,7 +135,7 @@ def test_importance_is_a_small_part_of_a_tower_in_which_all_see_all(tokens: int)
 
 def test_a_launch_takes_as_long_as_the_slowest_thing_it_needs() -> None:
     a100 = GPUS[0]
-    time = partial(seconds, gpu=a100)
+    time = partial(launch_seconds, gpu=a100)
     assert time(Launch("", 0)) == pytest.approx(2.5e-6)
     assert time(Launch("", 0, kernels=8)) == pytest.approx(20e-6)
     assert time(Launch("", int(2.039e9))) == pytest.approx(1e-3 / 0.8)

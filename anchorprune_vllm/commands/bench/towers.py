@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory of vision towers with and without pruning, in vLLM's own classes.
+
+The models have random weights and a part of the real one's width and layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.table import Table
+from transformers import AutoConfig, AutoModel
+
+from anchorprune_vllm.commands.bench.measure import peak_bytes, table, this_device, time_in_turns
+from anchorprune_vllm.plan import MediaTokens
+from anchorprune_vllm.signals.attention import received_attention
+from anchorprune_vllm.testing.demo_models.make import find_text_encoder, make_demo_model
+from anchorprune_vllm.testing.local_model import LocalModel, one_rank
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""Names of config files, and the entries to change in each."""
+
+# The towers have an eighth of the real ones' heads, of the same size, and a part of their blocks.
+# Only one block with full attention gives importance, however many the real tower has.
+_QWEN_2_5 = {  # 7 of 28 blocks with windows, and 1 of 4 with full attention
+    **{"hidden_size": 160, "num_heads": 2, "intermediate_size": 428},
+    **{"depth": 8, "fullatt_block_indexes": [7]},
+}
+_QWEN_3 = {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "depth": 3}  # of 27
+TOWERS = {"qwen2.5-vl": (_QWEN_2_5, 4), "qwen3-vl": (_QWEN_3, 9)}
+"""Config of each tower, and how many times as many blocks the real one has."""
+_SIDES = (32, 64, 128)  # of images, in tokens
+
+# Layers of LLaVA-NeXT's 7B model are as wide as here. Their number does not change the peak memory,
+# as the activations of a layer are freed before the next.
+_NEXT_WIDTHS = (1024, 4096)  # vision tower, language model
+_NEXT_PROMPT = "USER: <image>\nWhat is in the image? ASSISTANT:"
+
+# As many patches as in the real LLaVA-Video (27 x 27), a quarter of its width and layers.
+_VIDEO_TOWER = {
+    **{"hidden_size": 288, "intermediate_size": 1076},
+    **{"num_attention_heads": 4, "num_hidden_layers": 7},
+}
+_VIDEO_CONFIGS: Configs = {
+    "config.json": {
+        **{"vision_config": _VIDEO_TOWER, "mm_hidden_size": 288, "hidden_size": 896},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768},
+    },
+    "siglip/config.json": {
+        "vision_config": _VIDEO_TOWER,
+        "text_config": {"projection_size": 288},
+    },
+}
+_FRAMES = (16, 64)
+_VIDEO_PROMPT = "<|im_start|>user\n<video>\nWhat is shown?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def received_attention_table() -> Table:
+    """Compare towers with and without importance, which is read from their attention."""
+    rows = []
+    for arch, (config, part) in TOWERS.items():
+        configs = {"config.json": {"vision_config": config}}
+        with _local_model(arch, configs) as loaded:
+            for side in _SIDES:
+                runs = tower_runs(loaded.model, side)
+                without_ms, with_ms = time_in_turns(runs, 1)  # the largest takes minutes on a CPU
+                without_mib, with_mib = (peak_bytes(run) / 2**20 for run in runs)
+                share = (with_ms - without_ms) / (part * without_ms)
+                rows.append(
+                    [
+                        *(arch, side * side, f"{without_ms:.0f} ms"),
+                        *(beside(with_ms, without_ms, "ms"), f"{share:.1%}"),
+                        *(f"{without_mib:.0f} MiB", beside(with_mib, without_mib, "MiB")),
+                    ]
+                )
+    title = "Received attention, and the towers it is taken from, with an eighth of their heads"
+    columns = ["tower", "tokens", "without", "with importance", "more of the real tower, computed"]
+    return table(title, [*columns, "peak without", "peak with importance"], rows)
+
+
+def tower_runs(model: Any, side: int) -> list[partial[None]]:
+    """Return two calls of a Qwen tower on an image of side² tokens: without and with importance."""
+    visual, signals = model.visual, model.tower_signals
+    signals.order, signals.is_stated = model.tower_order(4), True  # a token is 2 x 2 patches
+    tokens = MediaTokens(side * side, (side * side,), (side,))
+    grid = [[1, 2 * side, 2 * side]]
+    pixels = torch.randint(256, (4 * side * side, 3 * 2 * visual.patch_size**2), dtype=torch.uint8)
+
+    def run(*, with_importance: bool) -> None:
+        if not with_importance:
+            visual(pixels, grid_thw=grid)
+            return
+        with signals.tapped() as take:
+            visual(pixels, grid_thw=grid)
+            take([tokens])
+
+    return [partial(run, with_importance=False), partial(run, with_importance=True)]
+
+
+def attention_growth_table(lengths: tuple[int, ...], repeats: int) -> Table:
+    """Measure received attention alone, with as many heads as the towers above."""
+    rows = []
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    for tokens in lengths:
+        query, key = torch.randn(2, tokens, 2, 80, device=this_device(), dtype=dtype)
+        call = partial(received_attention, query, key, [tokens], 80**-0.5)
+        (spent,), peak = time_in_turns([call], min(repeats, 3)), peak_bytes(call)
+        per_pair, per_token = 1e6 * spent / tokens**2, peak / 2**10 / tokens
+        row = [tokens, f"{spent:.1f} ms", f"{per_pair:.2f} ns"]
+        rows.append([*row, f"{peak / 2**20:.1f} MiB", f"{per_token:.2f} KiB"])
+    columns = ["tokens", "time", "per pair of tokens", "peak", "per token"]
+    return table("Received attention alone", columns, rows)
+
+
+def videos_table(repeats: int) -> Table:
+    """Embed videos of two lengths, unpruned and pruned to 512 tokens."""
+    rows = []
+    options = {"max_model_len": 32768, "max_num_batched_tokens": 8192}
+    with _local_model("llava-video", _VIDEO_CONFIGS, image_size=378, **options) as model:
+        for frames in _FRAMES:
+            video = np.random.default_rng(0).integers(0, 256, (frames, 90, 160, 3), dtype=np.uint8)
+            inputs = [
+                model.process(_VIDEO_PROMPT, video, budget=budget) for budget in ("100%", 512)
+            ]
+            runs = [partial(_embed, model, each) for each in inputs]
+            tokens, kept = (len(run()[0]) for run in runs)
+            unpruned_ms, pruned_ms = time_in_turns(runs, min(repeats, 2))
+            unpruned_mib, pruned_mib = (peak_bytes(run) / 2**20 for run in runs)
+            rows.append(
+                [
+                    *(frames, tokens, f"{unpruned_ms:.0f} ms"),
+                    *(kept, beside(pruned_ms, unpruned_ms, "ms")),
+                    *(f"{unpruned_mib:.0f} MiB", beside(pruned_mib, unpruned_mib, "MiB")),
+                ]
+            )
+    title = "One video through LLaVA-Video's tower, projector and, pruned, selection"
+    columns = ["frames", "tokens", "unpruned", "K", "pruned"]
+    return table(title, [*columns, "unpruned, torch's peak", "pruned, torch's peak"], rows)
+
+
+def peak_memory_table() -> Table:
+    """Embed an image of 672 x 672 (a base view and four crops) at several budgets."""
+    tower, text = (
+        {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": width // head_size}
+        for width, head_size in zip(_NEXT_WIDTHS, (64, 128), strict=True)
+    )
+    tower["intermediate_size"] = 4 * tower["hidden_size"]
+    text["num_key_value_heads"] = text["num_attention_heads"]
+    configs: Configs = {
+        "config.json": {"vision_config": tower, "text_config": text},
+        "clip/config.json": {"vision_config": tower, "projection_dim": 768},
+    }
+    rows: list[list[object]] = []
+    with _local_model("llava-next", configs, image_size=336) as model:
+        image = Image.effect_noise((672, 672), 64).convert("RGB")
+        unpruned = None
+        for budget in ("100%", 640, 320, 160):
+            run = partial(_embed, model, model.process(_NEXT_PROMPT, image, budget=budget))
+            (kept,) = run()  # lazy initialisation is not part of the measured call
+            peak = peak_bytes(run) / 2**20
+            unpruned = unpruned or peak
+            rows.append([budget, len(kept), f"{peak:.1f} MiB", f"{peak / unpruned:.1%}"])
+    columns = ["budget", "tokens", "peak above weights", "of the unpruned"]
+    return table("Peak of torch's memory in one LLaVA-NeXT call, 7B widths", columns, rows)
+
+
+def _embed(model: LocalModel, processed: Any) -> list[torch.Tensor]:
+    model.model._pruner.forget_media()  # else only the first call would run the tower
+    return model.embed(processed)
+
+
+@contextmanager
+def _local_model(
+    arch: str, configs: Configs, *, image_size: int = 168, **options: Any
+) -> Iterator[LocalModel]:
+    """Load a demo model whose config files are changed; its weights are random."""
+    with TemporaryDirectory() as directory:
+        scratch, path = Path(directory), Path(directory) / "model"
+        make_demo_model(path, arch=arch, image_size=image_size)
+        for name, changes in configs.items():
+            edit_json(path / name, **changes)
+        if (encoder := find_text_encoder(path)) is not None:
+            (encoder / "model.safetensors").unlink()
+            AutoModel.from_config(AutoConfig.from_pretrained(encoder)).save_pretrained(encoder)
+        dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        with one_rank(scratch), torch.inference_mode():
+            yield LocalModel(path, load_format="dummy", dtype=dtype, **options)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change entries of a JSON file; dictionaries in it keep their other entries."""
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
+
+
+def beside(value: float, other: float, unit: str, digits: int = 0) -> str:
+    """Write a value, and how many times another one it is."""
+    return f"{value:.{digits}f} {unit} ({value / other:.2f}x)"
