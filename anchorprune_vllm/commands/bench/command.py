@@ -63,8 +63,8 @@ def _add_serve(kinds: Any) -> None:
     command = _add_served(
         *(kinds, "serve", _serve, "5.6%,11.1%"),
         help="put load on vLLM, unpruned and pruned, one server after the other",
-        description="Start `vllm serve` unpruned, with free selection (the first K tokens: what "
-        "pruning would be if selection cost nothing), and with each method at each budget, and run "
+        description="Start `vllm serve` unpruned, with free selection (the method first, which "
+        "keeps the first K tokens and costs nothing), and with each method at each budget, and run "
         "vLLM's own `vllm bench serve` on each of them. Writes DIR/results.json, table.md, "
         "budget.png and concurrency.png. Each measurement is kept as soon as it ends: the same "
         "command continues where it was stopped, and one with more methods or budgets adds to it.",
@@ -132,7 +132,7 @@ def _add_served(
     media = "size of the image or video in a request (default: the shape's; with --model 672x672)"
     command.add_argument("--media", type=_media, metavar="WxH[xFRAMES]", help=media)
     options.add_text_encoder(command)
-    options.add_methods(command, "; serve and profile always run first, as free selection")
+    options.add_methods(command)
     options.add_budgets(command, budgets)
     options.add_dtype(command, "vLLM's; of a shape bfloat16, on a CPU float32")
     flags = "further flags of every vllm serve, in one string: --server-args='--flag value'"

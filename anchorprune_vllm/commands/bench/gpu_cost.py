@@ -104,11 +104,11 @@ def cost_of(choice: Choice, gpu: Gpu) -> Cost:
 def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     """Compute how long the GPU is busy with one launch."""
     waves = ceil(launch.programs / (gpu.multiprocessors * launch.programs_at_once))
+    flops = gpu.half_flops if launch.on_tensor_cores else gpu.single_flops
     cache_bandwidth = CACHE_BYTES_PER_CYCLE * gpu.multiprocessors * gpu.clock
     return max(
         launch.kernels * LAUNCH_SECONDS,
-        launch.half_operations / gpu.half_flops / TENSOR_SHARE,
-        launch.single_operations / gpu.single_flops / TENSOR_SHARE,
+        launch.operations / flops / TENSOR_SHARE,
         launch.memory_bytes / gpu.memory_bandwidth / MEMORY_SHARE,
         launch.cache_bytes / cache_bandwidth,
         launch.cycles * waves / gpu.clock,
@@ -144,14 +144,13 @@ def _work_table() -> Table:
     rows = []
     for choice in CHOICES:
         launches = count_launches(choice.candidates("meta"))
-        operations = sum(each.half_operations + each.single_operations for each in launches)
         rows.append(
             [
                 *(choice.model, f"{choice.tokens:,}", choice.budget),
                 *(len(launches), sum(each.steps for each in launches)),
                 f"{sum(each.memory_bytes for each in launches) / 1e6:,.1f} MB",
                 f"{sum(each.cache_bytes for each in launches) / 1e6:,.0f} MB",
-                f"{operations / 1e9:,.1f} GFLOP",
+                f"{sum(each.operations for each in launches) / 1e9:,.1f} GFLOP",
             ]
         )
     columns = ["candidates", "N", "K", "launches", "dependent steps", "memory", "L2 cache"]

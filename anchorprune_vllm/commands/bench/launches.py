@@ -52,8 +52,8 @@ class Launch:
     memory_bytes: int  # of all tensors that are read or written, counted once
     kernels: int = 1
     is_triton: bool = False
-    half_operations: int = 0  # on tensor cores
-    single_operations: int = 0  # in float32
+    operations: int = 0
+    on_tensor_cores: bool = False  # in half precision; else in float32
     cache_bytes: int = 0  # read by all programs together, most of it from the L2 cache
     programs: int = 1
     steps: int = 0  # of the greedy loop: each waits for the one before
@@ -71,25 +71,29 @@ def count_launches(items: Sequence[Candidates]) -> list[Launch]:
     if more or not gpu.fits(max(sizes)):
         raise ValueError("the distances of all items must fit the workspace at once")
     launches: list[Launch] = []
-    replacements: dict[tuple[Any, str], Any] = {
-        (batch, "anchoring"): lambda device: gpu_anchor.relevance_anchors,
-        (batch, "device_expansion"): lambda device: gpu.expand,
-        (gpu, "compile_for"): lambda *args: None,
-        (gpu_anchor, "measure_novelty"): _Recorder(partial(_measure_novelty, units), launches),
-        (gpu_anchor, "mark_anchors"): _Recorder(partial(_mark_anchors, units), launches),
-        (gpu, "pair_distances"): _Recorder(partial(_pair_distances, group), launches),
-        (gpu, "choose"): _Recorder(partial(_choose, group), launches),
-        (gpu, "put_in_native_order"): _Recorder(partial(_put_in_native_order, group), launches),
+    kernels: dict[tuple[Any, str], Callable[..., Launch]] = {
+        (gpu_anchor, "measure_novelty"): partial(_measure_novelty, units),
+        (gpu_anchor, "mark_anchors"): partial(_mark_anchors, units),
+        (gpu, "pair_distances"): partial(_pair_distances, group),
+        (gpu, "choose"): partial(_choose, group),
+        (gpu, "put_in_native_order"): partial(_put_in_native_order, group),
     }
-    with ExitStack() as replaced:
-        for (module, name), replacement in replacements.items():
-            replaced.enter_context(mock.patch.object(module, name, replacement))
-        replaced.enter_context(TorchRecorder(launches))
+    with ExitStack() as patches:
+        for (module, name), work in kernels.items():
+            recorder = _KernelRecorder(work, launches)
+            patches.enter_context(mock.patch.object(module, name, recorder))
+        for module, name, result in (
+            (batch, "anchoring", gpu_anchor.relevance_anchors),
+            (batch, "device_expansion", gpu.expand),
+            (gpu, "compile_for", None),
+        ):
+            patches.enter_context(mock.patch.object(module, name, return_value=result))
+        patches.enter_context(TorchRecorder(launches))
         select_batch(items, params)
     return launches
 
 
-class _Recorder:
+class _KernelRecorder:
     """Replaces a Triton kernel, `kernel[grid](arguments)`, and records its launches."""
 
     def __init__(self, work: Callable[..., Launch], launches: list[Launch]) -> None:
@@ -119,7 +123,7 @@ class TorchRecorder(TorchDispatchMode):
             # Selection has no other product in torch.
             operations = 2 * result.numel() * args[1].shape[-1] if name == "baddbmm" else 0
             kernels = KERNELS_OF.get(name, 1)
-            self._launches.append(Launch(name, memory, kernels, single_operations=operations))
+            self._launches.append(Launch(name, memory, kernels, operations=operations))
         return result
 
 
@@ -138,10 +142,11 @@ def _measure_novelty(
     blocks = ceil(ranks / RANKS)
     products = [ceil(unit.minimum / SEEDS) * ceil(width / DEPTH) for unit in units]
     return Launch(
-        "novelty of the ranks",
+        "measure_novelty",
         memory_bytes=size * width * ranks * len(units),
         is_triton=True,
-        **_operations(rows, 2 * RANKS * SEEDS * DEPTH * blocks * sum(products)),
+        operations=2 * RANKS * SEEDS * DEPTH * blocks * sum(products),
+        on_tensor_cores=size == 2,
         cache_bytes=size * DEPTH * (RANKS + SEEDS) * blocks * sum(products),
         programs=blocks * len(units),
         cycles=TILE_CYCLES * max(products),
@@ -153,7 +158,7 @@ def _mark_anchors(units: Sequence[Unit], *args: Any, BLOCK: int, **_: int) -> La
     """One program for each unit, over its ranks."""
     read = 12 * sum(unit.maximum for unit in units)  # bytes of novelty and token
     return Launch(
-        "marked anchors",
+        "mark_anchors",
         memory_bytes=read,
         is_triton=True,
         cache_bytes=read,
@@ -163,28 +168,24 @@ def _mark_anchors(units: Sequence[Unit], *args: Any, BLOCK: int, **_: int) -> La
 
 
 def _pair_distances(
-    group: Sequence[gpu.Item],
-    rows: Tensor,
-    *args: Any,
-    ONLY_SQUARES: bool,
-    BLOCK: int,
-    DEPTH: int,
-    **_: int,
+    group: Sequence[gpu.Item], rows: Tensor, *args: Any, ONLY_SQUARES: bool, **sizes: int
 ) -> Launch:
     """One program for each pair of blocks of an item's tokens, in one order."""
+    block, depth = sizes["BLOCK"], sizes["DEPTH"]
     width, size = rows.shape[1], rows.element_size()
-    across = [ceil(item.tokens / BLOCK) for item in group]
+    across = [ceil(item.tokens / block) for item in group]
     tiles = sum(across) if ONLY_SQUARES else sum(n * (n + 1) // 2 for n in across)
     tokens = sum(item.tokens for item in group)
     written = tokens if ONLY_SQUARES else sum(item.tokens**2 for item in group)
     return Launch(
-        "squares" if ONLY_SQUARES else "distances",
+        "pair_distances",
         memory_bytes=size * width * tokens + 4 * written,
         is_triton=True,
-        **_operations(rows, 2 * tiles * BLOCK**2 * DEPTH * ceil(width / DEPTH)),
-        cache_bytes=2 * tiles * BLOCK * size * width,
+        operations=2 * tiles * block**2 * depth * ceil(width / depth),
+        on_tensor_cores=size == 2,
+        cache_bytes=2 * tiles * block * size * width,
         programs=tiles,
-        cycles=TILE_CYCLES * ceil(width / DEPTH),
+        cycles=TILE_CYCLES * ceil(width / depth),
         programs_at_once=TILES_AT_ONCE,
     )
 
@@ -195,7 +196,7 @@ def _choose(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: Any) -> Laun
     steps = max(item.budget for item in group)
     row_cycles = 4 * max(item.tokens for item in group) / ROW_BYTES_PER_CYCLE
     return Launch(
-        "greedy loop",
+        "choose",
         memory_bytes=read,
         is_triton=True,
         cache_bytes=read,
@@ -208,17 +209,11 @@ def _choose(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: Any) -> Laun
 def _put_in_native_order(group: Sequence[gpu.Item], *args: Any, BLOCK: int, **_: int) -> Launch:
     """One program for each block of an item's choices, which reads all of the choices."""
     blocks = [ceil(item.budget / BLOCK) for item in group]
-    read = sum(8 * item.budget * (1 + n) for item, n in zip(group, blocks, strict=True))
     return Launch(
-        "native order",
+        "put_in_native_order",
         memory_bytes=17 * sum(item.budget for item in group),
         is_triton=True,
-        cache_bytes=read,
+        cache_bytes=sum(8 * item.budget * (1 + n) for item, n in zip(group, blocks, strict=True)),
         programs=sum(blocks),
         cycles=BLOCK_CYCLES * max(blocks),
     )
-
-
-def _operations(rows: Tensor, operations: int) -> dict[str, int]:
-    """Name operations by where they run: half precision goes through the tensor cores."""
-    return {"half_operations" if rows.element_size() == 2 else "single_operations": operations}

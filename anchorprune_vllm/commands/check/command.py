@@ -66,7 +66,7 @@ def _check(args: argparse.Namespace) -> None:
     columns = ["check", "result", "found"]
     console.print(table("anchorprune check", columns, rows, text_columns=3))
     if args.json:
-        found = [finding.model_dump() for finding in findings]
+        found = [finding._asdict() for finding in findings]
         write_json(args.json, {"machine": facts, "findings": found, "times": times}, indent=2)
         console.print(f"Written: {args.json}")
     failures = [finding for finding in findings if finding.status == "FAILED"]

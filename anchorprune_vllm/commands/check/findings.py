@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Literal
-
-from pydantic import BaseModel
+from typing import Literal, NamedTuple
 
 SEND_REPORT = "Please send the report of --json"
 
 
-class Finding(BaseModel):
+class Finding(NamedTuple):
     """One line of the report."""
 
     name: str
@@ -20,21 +18,6 @@ class Finding(BaseModel):
     found: str  # in words; of a skipped check, the reason
     advice: str = ""  # what to do about a failure
     details: str = ""  # for the report alone: a traceback, or the end of a log
-
-
-def ok(name: str, found: str) -> Finding:
-    """Return the finding of a check that passed."""
-    return Finding(name=name, status="ok", found=found)
-
-
-def skipped(name: str, reason: str) -> Finding:
-    """Return the finding of a check that cannot run here."""
-    return Finding(name=name, status="skipped", found=reason)
-
-
-def failed(name: str, found: str, advice: str, details: str = "") -> Finding:
-    """Return the finding of a check that failed."""
-    return Finding(name=name, status="FAILED", found=found, advice=advice, details=details)
 
 
 def guarded(name: str, part: Callable[..., Iterator[Finding]], *args: object) -> Iterator[Finding]:
@@ -47,4 +30,4 @@ def guarded(name: str, part: Callable[..., Iterator[Finding]], *args: object) ->
     except Exception as error:
         summary = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         advice = f"{SEND_REPORT}; until then, leave out --anchorprune-budget."
-        yield failed(name, summary, advice, traceback.format_exc())
+        yield Finding(name, "FAILED", summary, advice, traceback.format_exc())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding, failed, ok, skipped
+from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.selection import expansion as plain
 from anchorprune_vllm.selection.anchor import relevance_anchors
@@ -50,16 +50,16 @@ def check_choices(
                 tried += 1
     found = f"{_form(device)}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
     if device.type == "cpu":
-        yield skipped("anchors", "a CPU has no kernel to compare")
+        yield Finding("anchors", "skipped", "a CPU has no kernel to compare")
     elif anchors_differ:
-        yield failed("anchors", f"{found}: {anchors_differ} differ", _ADVICE)
+        yield Finding("anchors", "FAILED", f"{found}: {anchors_differ} differ", _ADVICE)
     else:
-        yield ok("anchors", f"{found}: all as in plain torch")
+        yield Finding("anchors", "ok", f"{found}: all as in plain torch")
     if worst > LARGEST_REGRET:
         text = f"{found}: a choice scores {worst:.1e} below the best one"
-        yield failed("expansion", text, _ADVICE)
+        yield Finding("expansion", "FAILED", text, _ADVICE)
     else:
-        yield ok("expansion", f"{found}: none scores more than 1e-5 below the best one")
+        yield Finding("expansion", "ok", f"{found}: none scores more than 1e-5 below the best one")
     yield _check_batches(device)
 
 
@@ -80,8 +80,8 @@ def _check_batches(device: torch.device) -> Finding:
     alone = [select_batch([item], AnchorParams())[0].indices.tolist() for item in items]
     together = [kept.indices.tolist() for kept in select_batch(items, AnchorParams())]
     if alone == together:
-        return ok("batches", f"{len(items)} items: the same tokens alone and at once")
-    return failed("batches", "items keep other tokens alone than at once", _ADVICE)
+        return Finding("batches", "ok", f"{len(items)} items: the same tokens alone and at once")
+    return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
 
 
 def _moved(item: Candidates, device: torch.device) -> Candidates:
@@ -145,7 +145,7 @@ def check_received_attention(device: torch.device) -> Iterator[Finding]:
     """Compare importance from a tower's attention with plain torch on the CPU."""
     name = "received attention"
     if not runs_triton(device):
-        yield skipped(name, "this device uses plain torch: there is no kernel to check")
+        yield Finding(name, "skipped", "this device uses plain torch: there is no kernel to check")
         return
     random = torch.Generator().manual_seed(0)
     differences = []
@@ -156,14 +156,14 @@ def check_received_attention(device: torch.device) -> Iterator[Finding]:
         differences.append((found.cpu() - expected).abs().max() / expected.max())
     worst = float(torch.stack(differences).max())  # NaN if one of them is
     text = f"largest difference to torch in float32: {worst:.1e} of the largest"
-    yield ok(name, text) if worst < 1e-2 else failed(name, text, _ADVICE)
+    yield Finding(name, "ok", text) if worst < 1e-2 else Finding(name, "FAILED", text, _ADVICE)
 
 
 def check_waits(device: torch.device) -> Iterator[Finding]:
     """Let torch raise an error if the host waits for the GPU during selection."""
     name = "host waits"
     if device.type == "cpu":
-        yield skipped(name, "a CPU has nothing to wait for")
+        yield Finding(name, "skipped", "a CPU has nothing to wait for")
         return
     item = _moved(random_item(576, 256, 64, torch.bfloat16), device)
     select_batch([item], AnchorParams())  # compiles kernels, which may wait
@@ -174,8 +174,8 @@ def check_waits(device: torch.device) -> Iterator[Finding]:
     except RuntimeError as error:
         found = f"the host waits for the GPU: {str(error).splitlines()[0]}"
         advice = f"Answers are right, but every request waits. {SEND_REPORT}."
-        yield failed(name, found, advice)
+        yield Finding(name, "FAILED", found, advice)
     else:
-        yield ok(name, "none during selection")
+        yield Finding(name, "ok", "none during selection")
     finally:
         torch.cuda.set_sync_debug_mode(before)

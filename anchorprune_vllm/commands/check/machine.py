@@ -14,7 +14,7 @@ import torch
 from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.gpu_cost import CHOICES, cost_of, gpu_named
 from anchorprune_vllm.commands.bench.measure import time_in_turns
-from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding, failed, ok, skipped
+from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
 from anchorprune_vllm.selection import AnchorParams, select_batch
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers", "triton", "numba")
@@ -55,9 +55,9 @@ def check_vllm() -> Iterator[Finding]:
     name, installed = "vLLM's hooks", f"vLLM {version('vllm')}"
     if gone := [hook.target for hook in HOOKS if not hook.is_there()]:
         advice = f"Install a vLLM that was tested: {', '.join(TESTED)}."
-        yield failed(name, f"{installed} lacks {', '.join(gone)}", advice)
+        yield Finding(name, "FAILED", f"{installed} lacks {', '.join(gone)}", advice)
     else:
-        yield ok(name, f"all {len(HOOKS)} are in {installed}")
+        yield Finding(name, "ok", f"all {len(HOOKS)} are in {installed}")
 
 
 def measure_times(device: torch.device) -> list[Times]:
@@ -86,11 +86,15 @@ def check_speed(device: torch.device, times: list[Times]) -> Iterator[Finding]:
     known = [row for row in times if "computed ms" in row]
     ratios = [(row["measured ms"] / row["computed ms"], row["choice"]) for row in known]
     if not ratios:
-        yield skipped(name, "measured; nothing is computed for this device to compare it with")
+        yield Finding(
+            name, "skipped", "measured; nothing is computed for this device to compare it with"
+        )
         return
     ratio, choice = max(ratios)
     found = f"at most {ratio:.1f}x of what is computed ({choice})"
     if ratio <= _SLOW:
-        yield ok(name, found)
+        yield Finding(name, "ok", found)
     else:
-        yield failed(name, found, f"Answers are right, but selection is slow here. {SEND_REPORT}.")
+        yield Finding(
+            name, "FAILED", found, f"Answers are right, but selection is slow here. {SEND_REPORT}."
+        )

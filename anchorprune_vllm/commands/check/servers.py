@@ -12,7 +12,7 @@ import torch
 from openai import OpenAI, OpenAIError
 
 from anchorprune_vllm.commands.asking import connect
-from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding, failed, ok, skipped
+from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
 from anchorprune_vllm.commands.demo.questions import DemoQuestion, questions_for
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model, pruning_flags
 from anchorprune_vllm.testing.server import VllmServer, tail
@@ -56,7 +56,7 @@ def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
             if not reason and variant != FIRST and expected is None:
                 reason = f"nothing to compare with, as {FIRST} failed"
             if reason:
-                yield skipped(name, reason)
+                yield Finding(name, "skipped", reason)
                 continue
             log = directory / f"{arch}-v{variant.runner}-{variant.mode}.log"
             try:
@@ -64,18 +64,20 @@ def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
             except (RuntimeError, OpenAIError) as error:
                 found = str(error).splitlines()[0].partition(";")[0]
                 end = tail(log) if log.exists() else ""
-                yield failed(name, f"{found} (log: {log})", _ADVICE, f"{error}\n{end}")
+                yield Finding(name, "FAILED", f"{found} (log: {log})", _ADVICE, f"{error}\n{end}")
                 continue
             if expected is None:
                 expected = answers
-                yield ok(name, f"{len(answers)} answers, to which the others are compared")
+                yield Finding(
+                    name, "ok", f"{len(answers)} answers, to which the others are compared"
+                )
                 continue
             differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
             if differ:
                 found = f"{differ} of {len(answers)} answers are not the eager ones"
-                yield failed(name, found, _ADVICE)
+                yield Finding(name, "FAILED", found, _ADVICE)
             else:
-                yield ok(name, f"{len(answers)} answers as the eager ones")
+                yield Finding(name, "ok", f"{len(answers)} answers as the eager ones")
 
 
 def why_not(variant: Variant, device: torch.device) -> str:

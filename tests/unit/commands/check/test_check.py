@@ -15,7 +15,7 @@ from openai import APIConnectionError
 
 from anchorprune_vllm.commands import main
 from anchorprune_vllm.commands.check import command, kernels, machine, servers
-from anchorprune_vllm.commands.check.findings import Finding, failed, ok
+from anchorprune_vllm.commands.check.findings import Finding
 from anchorprune_vllm.commands.check.servers import Token, Variant
 from anchorprune_vllm.selection import Candidates, KeptTokens, expansion
 from anchorprune_vllm.selection.expansion import Score
@@ -203,7 +203,7 @@ def test_an_error_in_one_part_is_in_the_report(
 def test_command(
     status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finding = ok("kernels", "seen") if status == "ok" else failed("kernels", "seen", "Do this.")
+    finding = Finding("kernels", status, "seen", "Do this." if status == "FAILED" else "")
     times = [{"choice": "an image", "measured ms": 1.0}]
 
     def findings(args: object, device: object, measured: list[machine.Times]) -> list[Finding]:
