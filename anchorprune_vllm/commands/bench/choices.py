@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import sys
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorprune_vllm.budget import max_anchor, min_anchor, unit_budgets
+from anchorprune_vllm.budget import min_anchor
 from anchorprune_vllm.commands.bench.flops import VICUNA_7B, Transformer
 from anchorprune_vllm.selection import AnchorParams, Candidates
+from anchorprune_vllm.selection.batch import anchored_units
 
 Selector = Callable[[Candidates], Tensor]
 """Returns the indices of the tokens to keep, ascending."""
@@ -63,21 +63,16 @@ def straightforward(item: Candidates) -> Tensor:
     assert item.relevance is not None
     params = AnchorParams()
     features, context = (F.normalize(x.float(), dim=-1) for x in (item.features, item.context))
-    units = torch.zeros(len(features), dtype=torch.long) if item.units is None else item.units
-    sizes = torch.unique_consecutive(units, return_counts=True)[1].tolist()
     kept: list[int] = []
-    start = 0
-    for size, share in zip(sizes, unit_budgets(item.budget, sizes), strict=True):
-        order = (start + item.relevance[start : start + size].argsort(descending=True)).tolist()
-        smallest = min_anchor(share)
-        largest = max_anchor(share, smallest, params.max_anchor_ratio)
-        novel, end = 0, smallest
-        while end < largest and novel < params.patience:
-            distance = (1 - features[order[:smallest]] @ features[order[end]]).min()
+    for unit in anchored_units(item, params):
+        relevance = item.relevance[unit.start : unit.start + unit.size]
+        order = (unit.start + relevance.argsort(descending=True)).tolist()
+        novel, end = 0, unit.minimum
+        while end < unit.maximum and novel < params.patience:
+            distance = (1 - features[order[: unit.minimum]] @ features[order[end]]).min()
             novel += int(distance > params.tau)
             end += 1
         kept += order[:end]
-        start += size
     taken = torch.zeros_like(item.importance, dtype=torch.bool)
     taken[kept] = True
     novelty = (1 - context @ context[kept].T).amin(1)
@@ -95,17 +90,14 @@ def authors_selector(repository: Path) -> Selector:
     It does not handle several units in one item.
     """
     path = repository / "anchorprune" / "selection.py"
-    spec = spec_from_file_location("anchorprune_of_the_authors", path)
-    if not path.exists() or spec is None or spec.loader is None:
+    if not path.exists():
         raise ValueError(f"{path} is not there; give a clone of github.com/MULTI-cau/AnchorPrune")
-    module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    names = runpy.run_path(str(path))
 
     def of_the_authors(item: Candidates) -> Tensor:
-        config = module.AnchorPruneConfig(item.budget, min_anchor(item.budget))
-        kept: Tensor = module.anchorprune_select(
-            item.relevance, item.features, item.importance, config, item.context_features
-        )[0]
+        config = names["AnchorPruneConfig"](item.budget, min_anchor(item.budget))
+        signals = (item.relevance, item.features, item.importance)
+        kept: Tensor = names["anchorprune_select"](*signals, config, item.context_features)[0]
         return kept
 
     return of_the_authors

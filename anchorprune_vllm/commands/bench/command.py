@@ -40,10 +40,7 @@ def _add_parts(kinds: Any) -> None:
         "pruned and unpruned, and measure the peak memory. Takes eight minutes on two CPU cores.",
     )
     _add_count(command, "--repeats", 15, "how often to take each time")
-    authors = (
-        "also time the selector in a clone of the paper's code (github.com/MULTI-cau/AnchorPrune), "
-        "for items without crops or frames"
-    )
+    authors = "a clone of github.com/MULTI-cau/AnchorPrune, to time the authors' selector too"
     command.add_argument("--authors", type=Path, metavar="DIR", help=authors)
     command.set_defaults(run=_parts)
 
@@ -78,16 +75,10 @@ def _add_serve(kinds: Any) -> None:
     _add_count(command, "--question-tokens", 24, "tokens of random words in a request")
     _add_count(command, "--output-tokens", 8, "tokens of an answer")
     _add_count(command, "--repeat", 1, "rounds over all servers")
-    data = (
-        "use this instead of random images and words: a file in vLLM's format custom_image, with "
-        'lines such as {"prompt": "...", "image_files": ["a.png"]}'
-    )
+    data = "prompts and images in vLLM's format custom_image, instead of random ones"
     command.add_argument("--data", type=Path, metavar="FILE.jsonl", help=data)
-    own = (
-        "also compare with vLLM's own --video-pruning-rate; needs videos and a model that vLLM "
-        "prunes, such as Qwen2.5-VL"
-    )
-    command.add_argument("--vllm-video-pruning", action="store_true", help=own)
+    video = "compare with vLLM's own --video-pruning-rate too, for videos and a model it prunes"
+    command.add_argument("--vllm-video-pruning", action="store_true", help=video)
     command.set_defaults(when_stopped="; the same command goes on from here")
 
 
@@ -124,10 +115,7 @@ def _add_served(
     shape = "serve random weights in the proportions of the 7B model, scaled down"
     which.add_argument("--shape", choices=_SHAPES, help=shape)
     which.add_argument("--model", metavar="ID_OR_PATH", help="serve a real checkpoint")
-    scale = (
-        "size of a shape: 1 is a language model of about 105 M parameters (default: 1; llava-next "
-        "and llava-video 0.3)"
-    )
+    scale = "size of a shape: 1 is 105 M parameters (default: 1; llava-next and llava-video 0.3)"
     command.add_argument("--scale", type=_scale, metavar="NUMBER", help=scale)
     media = "size of the image or video in a request (default: the shape's; with --model 672x672)"
     command.add_argument("--media", type=_media, metavar="WxH[xFRAMES]", help=media)

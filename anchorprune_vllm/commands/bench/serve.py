@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from rich.console import Console
 
@@ -29,6 +30,11 @@ class ServeComparison(Comparison):
     load: Load
     rounds: int = 1
     with_vllm: bool = False  # whether to compare with vLLM's own video pruning
+
+    @property
+    def results_file(self) -> Path:
+        """Where measurements are kept."""
+        return self.out / "results.json"
 
     def settings(self) -> dict[str, object]:
         """Return what measurements must share to be compared."""
@@ -69,21 +75,13 @@ def run_serve(wanted: ServeComparison) -> ServeResults:
     compared = contenders(wanted.methods, wanted.budgets, with_vllm=wanted.with_vllm)
     wanted.load.check()
     flops = flops_of(wanted.model, wanted.load)
-    path = wanted.out / "results.json"
-    results = ServeResults.load(path, wanted.settings())
+    results = ServeResults.load(wanted.results_file, wanted.settings())
     results.commands.append(wanted.command)
     wanted.print_model(console)
     servers = list(_missing(compared, results, wanted))
     for number, (contender, round_, concurrencies) in enumerate(servers, 1):
         name = f"server {number} of {len(servers)}: {contender}"
-        for measured in _measure(contender, round_, concurrencies, wanted, console, name):
-            results.measurements.append(measured)
-            results.save(path)
-            console.print(
-                f"{contender}, {measured.concurrency} at once: first token "
-                f"{measured.client.median_ttft_ms:.0f} ms, "
-                f"{measured.client.request_throughput:.2f} requests/s"
-            )
+        _measure(contender, round_, concurrencies, wanted, results, console, name)
         report.write_report(results, wanted.out, wanted.model.name, wanted.notes(), flops)
     if not servers:
         report.write_report(results, wanted.out, wanted.model.name, wanted.notes(), flops)
@@ -111,10 +109,11 @@ def _measure(
     round_: int,
     concurrencies: Sequence[int],
     wanted: ServeComparison,
+    results: ServeResults,
     console: Console,
     name: str,
-) -> Iterator[Measurement]:
-    """Start a server and measure it at each concurrency."""
+) -> None:
+    """Start a server, measure it at each concurrency, and keep each measurement at once."""
     budget = "" if contender.budget is None else f"-{contender.budget.removesuffix('%')}"
     stem = f"{re.sub('[ /]', '-', contender.method)}{budget}-{round_}"
     log = wanted.out / "runs" / f"{stem}.server.log"
@@ -129,7 +128,7 @@ def _measure(
                 before = probes.read_times(server)
                 client = wanted.load.put_on(server, wanted.model.path, concurrency, round_, out)
                 after = probes.read_times(server)
-            yield Measurement(
+            measured = Measurement(
                 contender=contender,
                 concurrency=concurrency,
                 round=round_,
@@ -138,6 +137,12 @@ def _measure(
                 embedding_seconds=after.embedding_seconds - before.embedding_seconds,
                 selection_seconds=after.selection_seconds - before.selection_seconds,
                 memory_bytes=after.device_bytes or probes.host_bytes(server.pid),
+            )
+            results.measurements.append(measured)
+            results.save(wanted.results_file)
+            console.print(
+                f"{contender}, {concurrency} at once: first token {client.median_ttft_ms:.0f} ms, "
+                f"{client.request_throughput:.2f} requests/s"
             )
 
 

@@ -7,7 +7,7 @@ The models have random weights and a part of the real one's width and layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,10 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 # The towers have an eighth of the real ones' heads, of the same size, and a part of their blocks.
 # Only one block with full attention gives importance, however many the real tower has.
-_QWEN_2_5 = {  # 7 of 28 blocks with windows, and 1 of 4 with full attention
-    **{"hidden_size": 160, "num_heads": 2, "intermediate_size": 428},
-    **{"depth": 8, "fullatt_block_indexes": [7]},
-}
+_QWEN_2_5: dict[str, Any] = {"hidden_size": 160, "num_heads": 2, "intermediate_size": 428}
+_QWEN_2_5 |= {"depth": 8, "fullatt_block_indexes": [7]}  # 7 of 28 with windows, 1 of 4 without
 _QWEN_3 = {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "depth": 3}  # of 27
-TOWERS = {"qwen2.5-vl": (_QWEN_2_5, 4), "qwen3-vl": (_QWEN_3, 9)}
+SMALL_TOWERS = {"qwen2.5-vl": (_QWEN_2_5, 4), "qwen3-vl": (_QWEN_3, 9)}
 """Config of each tower, and how many times as many blocks the real one has."""
 _SIDES = (32, 64, 128)  # of images, in tokens
 
@@ -46,19 +44,13 @@ _NEXT_WIDTHS = (1024, 4096)  # vision tower, language model
 _NEXT_PROMPT = "USER: <image>\nWhat is in the image? ASSISTANT:"
 
 # As many patches as in the real LLaVA-Video (27 x 27), a quarter of its width and layers.
-_VIDEO_TOWER = {
-    **{"hidden_size": 288, "intermediate_size": 1076},
-    **{"num_attention_heads": 4, "num_hidden_layers": 7},
-}
+_VIDEO_TOWER = {"hidden_size": 288, "intermediate_size": 1076}
+_VIDEO_TOWER |= {"num_attention_heads": 4, "num_hidden_layers": 7}
+_VIDEO_TEXT = {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}
+_VIDEO_TEXT |= {"mm_hidden_size": 288, "max_position_embeddings": 32768}
 _VIDEO_CONFIGS: Configs = {
-    "config.json": {
-        **{"vision_config": _VIDEO_TOWER, "mm_hidden_size": 288, "hidden_size": 896},
-        **{"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768},
-    },
-    "siglip/config.json": {
-        "vision_config": _VIDEO_TOWER,
-        "text_config": {"projection_size": 288},
-    },
+    "config.json": {"vision_config": _VIDEO_TOWER, **_VIDEO_TEXT},
+    "siglip/config.json": {"vision_config": _VIDEO_TOWER, "text_config": {"projection_size": 288}},
 }
 _FRAMES = (16, 64)
 _VIDEO_PROMPT = "<|im_start|>user\n<video>\nWhat is shown?<|im_end|>\n<|im_start|>assistant\n"
@@ -67,7 +59,7 @@ _VIDEO_PROMPT = "<|im_start|>user\n<video>\nWhat is shown?<|im_end|>\n<|im_start
 def received_attention_table() -> Table:
     """Compare towers with and without importance, which is read from their attention."""
     rows = []
-    for arch, (config, part) in TOWERS.items():
+    for arch, (config, part) in SMALL_TOWERS.items():
         configs = {"config.json": {"vision_config": config}}
         with _local_model(arch, configs) as loaded:
             for side in _SIDES:
@@ -87,7 +79,7 @@ def received_attention_table() -> Table:
     return table(title, [*columns, "peak without", "peak with importance"], rows)
 
 
-def tower_runs(model: Any, side: int) -> list[partial[None]]:
+def tower_runs(model: Any, side: int) -> list[Callable[[], None]]:
     """Return two calls of a Qwen tower on an image of side² tokens: without and with importance."""
     visual, signals = model.visual, model.tower_signals
     signals.order, signals.is_stated = model.tower_order(4), True  # a token is 2 x 2 patches
@@ -95,15 +87,15 @@ def tower_runs(model: Any, side: int) -> list[partial[None]]:
     grid = [[1, 2 * side, 2 * side]]
     pixels = torch.randint(256, (4 * side * side, 3 * 2 * visual.patch_size**2), dtype=torch.uint8)
 
-    def run(*, with_importance: bool) -> None:
-        if not with_importance:
-            visual(pixels, grid_thw=grid)
-            return
+    def plain() -> None:
+        visual(pixels, grid_thw=grid)
+
+    def with_importance() -> None:
         with signals.tapped() as take:
             visual(pixels, grid_thw=grid)
             take([tokens])
 
-    return [partial(run, with_importance=False), partial(run, with_importance=True)]
+    return [plain, with_importance]
 
 
 def attention_growth_table(lengths: tuple[int, ...], repeats: int) -> Table:

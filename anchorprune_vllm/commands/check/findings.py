@@ -19,6 +19,11 @@ class Finding(NamedTuple):
     advice: str = ""  # what to do about a failure
     details: str = ""  # for the report alone: a traceback, or the end of a log
 
+    @classmethod
+    def of(cls, name: str, problem: str, advice: str, found: str) -> Finding:
+        """Report a problem, or what was found if there is none."""
+        return cls(name, "FAILED", problem, advice) if problem else cls(name, "ok", found)
+
 
 def guarded(name: str, part: Callable[..., Iterator[Finding]], *args: object) -> Iterator[Finding]:
     """Run one part of the check; an error in it is a finding too, and the other parts go on.

@@ -48,29 +48,20 @@ def check_choices(
                 chosen = expand_item(item.features.to(device), score, anchor.to(device), budget)
                 worst = max(worst, regret(item.features, item.importance, anchor, chosen.cpu()))
                 tried += 1
-    found = f"{_form(device)}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
+    with_numba = device.type == "cpu" and host_expansion() is not plain.expand
+    form = "Triton" if runs_triton(device) else "numba" if with_numba else "torch"
+    found = f"{form}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
     if device.type == "cpu":
         yield Finding("anchors", "skipped", "a CPU has no kernel to compare")
-    elif anchors_differ:
-        yield Finding("anchors", "FAILED", f"{found}: {anchors_differ} differ", _ADVICE)
     else:
-        yield Finding("anchors", "ok", f"{found}: all as in plain torch")
-    if worst > LARGEST_REGRET:
-        text = f"{found}: a choice scores {worst:.1e} below the best one"
-        yield Finding("expansion", "FAILED", text, _ADVICE)
-    else:
-        yield Finding("expansion", "ok", f"{found}: none scores more than 1e-5 below the best one")
-    yield _check_batches(device)
+        problem = f"{found}: {anchors_differ} differ" if anchors_differ else ""
+        yield Finding.of("anchors", problem, _ADVICE, f"{found}: all as in plain torch")
+    regretted = f"{found}: a choice scores {worst:.1e} below the best one"
+    problem = regretted if worst > LARGEST_REGRET else ""
+    found = f"{found}: none scores more than 1e-5 below the best one"
+    yield Finding.of("expansion", problem, _ADVICE, found)
 
-
-def _form(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "torch" if host_expansion() is plain.expand else "numba"
-    return "Triton" if runs_triton(device) else "torch"
-
-
-def _check_batches(device: torch.device) -> Finding:
-    """Select from items with several units, alone and in one batch."""
+    # Select from items with several units, alone and in one batch.
     items = [
         _moved(random_item(tokens, 96, tokens // 5, torch.float16), device)._replace(
             units=torch.arange(tokens) * units // tokens
@@ -79,9 +70,9 @@ def _check_batches(device: torch.device) -> Finding:
     ]
     alone = [select_batch([item], AnchorParams())[0].indices.tolist() for item in items]
     together = [kept.indices.tolist() for kept in select_batch(items, AnchorParams())]
-    if alone == together:
-        return Finding("batches", "ok", f"{len(items)} items: the same tokens alone and at once")
-    return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
+    problem = "" if alone == together else "items keep other tokens alone than at once"
+    found = f"{len(items)} items: the same tokens alone and at once"
+    yield Finding.of("batches", problem, _ADVICE, found)
 
 
 def _moved(item: Candidates, device: torch.device) -> Candidates:
@@ -156,7 +147,7 @@ def check_received_attention(device: torch.device) -> Iterator[Finding]:
         differences.append((found.cpu() - expected).abs().max() / expected.max())
     worst = float(torch.stack(differences).max())  # NaN if one of them is
     text = f"largest difference to torch in float32: {worst:.1e} of the largest"
-    yield Finding(name, "ok", text) if worst < 1e-2 else Finding(name, "FAILED", text, _ADVICE)
+    yield Finding.of(name, "" if worst < 1e-2 else text, _ADVICE, text)
 
 
 def check_waits(device: torch.device) -> Iterator[Finding]:
@@ -167,15 +158,13 @@ def check_waits(device: torch.device) -> Iterator[Finding]:
         return
     item = _moved(random_item(576, 256, 64, torch.bfloat16), device)
     select_batch([item], AnchorParams())  # compiles kernels, which may wait
-    before = torch.cuda.get_sync_debug_mode()
+    problem, before = "", torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         select_batch([item], AnchorParams())
     except RuntimeError as error:
-        found = f"the host waits for the GPU: {str(error).splitlines()[0]}"
-        advice = f"Answers are right, but every request waits. {SEND_REPORT}."
-        yield Finding(name, "FAILED", found, advice)
-    else:
-        yield Finding(name, "ok", "none during selection")
+        problem = f"the host waits for the GPU: {str(error).splitlines()[0]}"
     finally:
         torch.cuda.set_sync_debug_mode(before)
+    advice = f"Answers are right, but every request waits. {SEND_REPORT}."
+    yield Finding.of(name, problem, advice, "none during selection")

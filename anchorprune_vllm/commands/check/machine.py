@@ -52,12 +52,11 @@ def check_vllm() -> Iterator[Finding]:
     """Look for everything that pruning takes from this vLLM."""
     from anchorprune_vllm.vllm_patches.hooks import HOOKS, TESTED
 
-    name, installed = "vLLM's hooks", f"vLLM {version('vllm')}"
-    if gone := [hook.target for hook in HOOKS if not hook.is_there()]:
-        advice = f"Install a vLLM that was tested: {', '.join(TESTED)}."
-        yield Finding(name, "FAILED", f"{installed} lacks {', '.join(gone)}", advice)
-    else:
-        yield Finding(name, "ok", f"all {len(HOOKS)} are in {installed}")
+    installed = f"vLLM {version('vllm')}"
+    gone = ", ".join(hook.target for hook in HOOKS if not hook.is_there())
+    advice = f"Install a vLLM that was tested: {', '.join(TESTED)}."
+    problem, found = gone and f"{installed} lacks {gone}", f"all {len(HOOKS)} are in {installed}"
+    yield Finding.of("vLLM's hooks", problem, advice, found)
 
 
 def measure_times(device: torch.device) -> list[Times]:
@@ -86,15 +85,10 @@ def check_speed(device: torch.device, times: list[Times]) -> Iterator[Finding]:
     known = [row for row in times if "computed ms" in row]
     ratios = [(row["measured ms"] / row["computed ms"], row["choice"]) for row in known]
     if not ratios:
-        yield Finding(
-            name, "skipped", "measured; nothing is computed for this device to compare it with"
-        )
+        reason = "measured; nothing is computed for this device to compare it with"
+        yield Finding(name, "skipped", reason)
         return
     ratio, choice = max(ratios)
     found = f"at most {ratio:.1f}x of what is computed ({choice})"
-    if ratio <= _SLOW:
-        yield Finding(name, "ok", found)
-    else:
-        yield Finding(
-            name, "FAILED", found, f"Answers are right, but selection is slow here. {SEND_REPORT}."
-        )
+    advice = f"Answers are right, but selection is slow here. {SEND_REPORT}."
+    yield Finding.of(name, found if ratio > _SLOW else "", advice, found)

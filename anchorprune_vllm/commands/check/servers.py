@@ -68,16 +68,13 @@ def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
                 continue
             if expected is None:
                 expected = answers
-                yield Finding(
-                    name, "ok", f"{len(answers)} answers, to which the others are compared"
-                )
+                found = f"{len(answers)} answers, to which the others are compared"
+                yield Finding(name, "ok", found)
                 continue
             differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
-            if differ:
-                found = f"{differ} of {len(answers)} answers are not the eager ones"
-                yield Finding(name, "FAILED", found, _ADVICE)
-            else:
-                yield Finding(name, "ok", f"{len(answers)} answers as the eager ones")
+            problem = f"{differ} of {len(answers)} answers are not the eager ones"
+            found = f"{len(answers)} answers as the eager ones"
+            yield Finding.of(name, problem if differ else "", _ADVICE, found)
 
 
 def why_not(variant: Variant, device: torch.device) -> str:

@@ -70,7 +70,7 @@ def test_peak_memory(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("arch", towers.TOWERS)
+@pytest.mark.parametrize("arch", towers.SMALL_TOWERS)
 def test_received_attention(meters: Meters, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
     read: list[list[int]] = []
     take = TowerSignals._signals
@@ -81,9 +81,9 @@ def test_received_attention(meters: Meters, monkeypatch: pytest.MonkeyPatch, arc
         return found
 
     monkeypatch.setattr(TowerSignals, "_signals", reading)
-    monkeypatch.setattr(towers, "TOWERS", {arch: towers.TOWERS[arch]})
+    monkeypatch.setattr(towers, "SMALL_TOWERS", {arch: towers.SMALL_TOWERS[arch]})
     monkeypatch.setattr(towers, "_SIDES", (8,))
-    share = f"{1 / towers.TOWERS[arch][1]:.1%}"
+    share = f"{1 / towers.SMALL_TOWERS[arch][1]:.1%}"
     assert rows_of(towers.received_attention_table()) == [
         (arch, "64", "1 ms", "2 ms (2.00x)", share, "3 MiB", "4 MiB (1.33x)")
     ]
