@@ -75,7 +75,10 @@ def _add_serve(kinds: Any) -> None:
     _add_count(command, "--question-tokens", 24, "tokens of random words in a request")
     _add_count(command, "--output-tokens", 8, "tokens of an answer")
     _add_count(command, "--repeat", 1, "rounds over all servers")
-    data = "prompts and images in vLLM's format custom_image, instead of random ones"
+    data = (
+        "requests in vLLM's format custom_image, instead of random ones: lines such as "
+        '{"prompt": "...", "image_files": ["a.png"]}'
+    )
     command.add_argument("--data", type=Path, metavar="FILE.jsonl", help=data)
     video = "compare with vLLM's own --video-pruning-rate too, for videos and a model it prunes"
     command.add_argument("--vllm-video-pruning", action="store_true", help=video)

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from anchorprune_vllm.budget import min_anchor
 from anchorprune_vllm.commands.bench import towers
-from anchorprune_vllm.commands.bench.choices import (
-    Choice,
-    Selector,
-    authors_selector,
-    straightforward,
-)
+from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.flops import QWEN_7B
 from anchorprune_vllm.commands.bench.measure import (
     resident_peak_bytes,
@@ -28,6 +27,10 @@ from anchorprune_vllm.commands.bench.measure import (
 )
 from anchorprune_vllm.commands.bench.towers import beside
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
+from anchorprune_vllm.selection.batch import anchored_units
+
+Selector = Callable[[Candidates], Tensor]
+"""Returns the indices of the tokens to keep, ascending."""
 
 _CHOICES = (
     Choice("LLaVA-1.5", 576, 32),
@@ -101,3 +104,48 @@ def _selection_growth(repeats: int) -> Table:
 
 def _select(item: Candidates) -> list[KeptTokens]:
     return select_batch([item], AnchorParams())
+
+
+def straightforward(item: Candidates) -> Tensor:
+    """Select tokens as one would write the method down: a product and an argmax in each step."""
+    assert item.relevance is not None
+    params = AnchorParams()
+    features, context = (F.normalize(x.float(), dim=-1) for x in (item.features, item.context))
+    kept: list[int] = []
+    for unit in anchored_units(item, params):
+        relevance = item.relevance[unit.start : unit.start + unit.size]
+        order = (unit.start + relevance.argsort(descending=True)).tolist()
+        novel, end = 0, unit.minimum
+        while end < unit.maximum and novel < params.patience:
+            distance = (1 - features[order[: unit.minimum]] @ features[order[end]]).min()
+            novel += int(distance > params.tau)
+            end += 1
+        kept += order[:end]
+    taken = torch.zeros_like(item.importance, dtype=torch.bool)
+    taken[kept] = True
+    novelty = (1 - context @ context[kept].T).amin(1)
+    while len(kept) < item.budget:
+        score = (item.importance * novelty).masked_fill(taken, -torch.inf)
+        kept.append(int(score.argmax()))
+        taken[kept[-1]] = True
+        novelty = novelty.minimum(1 - context @ context[kept[-1]])
+    return torch.tensor(sorted(kept))
+
+
+def authors_selector(repository: Path) -> Selector:
+    """Load the selector of the paper's authors from a clone of MULTI-cau/AnchorPrune.
+
+    It does not handle several units in one item.
+    """
+    path = repository / "anchorprune" / "selection.py"
+    if not path.exists():
+        raise ValueError(f"{path} is not there; give a clone of github.com/MULTI-cau/AnchorPrune")
+    names = runpy.run_path(str(path))
+
+    def of_the_authors(item: Candidates) -> Tensor:
+        config = names["AnchorPruneConfig"](item.budget, min_anchor(item.budget))
+        signals = (item.relevance, item.features, item.importance)
+        kept: Tensor = names["anchorprune_select"](*signals, config, item.context_features)[0]
+        return kept
+
+    return of_the_authors

@@ -31,6 +31,13 @@ class StageTimes(BaseModel):
     selection_seconds: float  # signals and selection, a part of the above
     device_bytes: int | None = None  # peak of what is allocated on a GPU, without the KV cache
 
+    def since(self, before: StageTimes) -> dict[str, float]:
+        """Return the seconds spent since an earlier reading."""
+        return {
+            "embedding_seconds": self.embedding_seconds - before.embedding_seconds,
+            "selection_seconds": self.selection_seconds - before.selection_seconds,
+        }
+
 
 class WorkerTimes:
     """Methods that `--worker-extension-cls` adds to vLLM's worker.
@@ -72,23 +79,22 @@ class WorkerTimes:
 
 def start_timing(server: VllmServer) -> None:
     """Start the clocks of the workers, once in a server's life."""
-    _call_workers(server, "anchorprune_start_timing")
+    _call_worker(server, "anchorprune_start_timing")
 
 
 def read_times(server: VllmServer) -> StageTimes:
     """Read the clocks of the first worker; under tensor parallelism all do the same."""
-    return StageTimes.model_validate(_call_workers(server, "anchorprune_read_times")[0])
+    return StageTimes.model_validate(_call_worker(server, "anchorprune_read_times"))
 
 
-def _call_workers(server: VllmServer, method: str) -> list[Any]:
+def _call_worker(server: VllmServer, method: str) -> Any:
     request = urllib.request.Request(
         f"{server.url}/collective_rpc",
         data=json.dumps({"method": method}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with NO_PROXY.open(request, timeout=_SECONDS) as response:
-        results: list[Any] = json.loads(response.read())["results"]
-        return results
+        return json.loads(response.read())["results"][0]
 
 
 def read_kv_tokens(server: VllmServer) -> int:

@@ -81,8 +81,7 @@ def run_questions(wanted: Comparison, questions: int) -> list[ServerAnswers]:
                 name=name,
                 prompt_tokens=answers[-1].prompt_tokens,
                 seconds=[answer.seconds_to_first_token for answer in answers],
-                embedding_seconds=after.embedding_seconds - before.embedding_seconds,
-                selection_seconds=after.selection_seconds - before.selection_seconds,
+                **after.since(before),
             )
         )
     title = f"{wanted.model.name}: one image, {questions} questions ({machine()})"

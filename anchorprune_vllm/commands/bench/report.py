@@ -115,60 +115,58 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plot_budgets(results: ServeResults, path: Path) -> None:
-    """Plot time to first token and throughput against the tokens of a prompt.
-
-    The former at the lowest concurrency, the latter at the highest.
-    """
-    low, high = results.concurrencies()[0], results.concurrencies()[-1]
-    drawing, (left, right) = _drawing(2)
-    for axes, concurrency, figure in ((left, low, _TTFT), (right, high, _THROUGHPUT)):
+    """Plot time to first token and throughput against the tokens of a prompt."""
+    at_once = results.concurrencies()
+    drawing, panels = _drawing(["time to first token, median (ms)", "requests per second"])
+    for axes, concurrency, figure in zip(
+        panels, (at_once[0], at_once[-1]), (_TTFT, _THROUGHPUT), strict=True
+    ):
         for method in dict.fromkeys(contender.method for contender in results.contenders()):
             # Every line ends at unpruned, which keeps the most tokens.
             line = [c for c in results.contenders() if c.method in (method, UNPRUNED)]
             tokens = [results.median(c, concurrency, "prompt_tokens") for c in line]
             values = [results.median(c, concurrency, figure) for c in line]
-            _draw(axes, tokens, values, method, marker="s" if method == UNPRUNED else "o")
+            style = {"color": "black", "zorder": 3} if method == UNPRUNED else {}
+            _draw(axes, tokens, values, label=method, **style)
         axes.set_xscale("log")
         ticks = sorted({round(x) for line in axes.lines for x in np.ravel(line.get_xdata())})
         axes.set_xticks(ticks, map(str, ticks))
         axes.minorticks_off()
         axes.set(title=f"{concurrency} at once", xlabel="prompt tokens per request")
-    left.set_ylabel("time to first token, median (ms)")
-    right.set_ylabel("requests per second")
-    left.legend()
+    panels[0].legend()
     drawing.savefig(path, dpi=120)
 
 
 def _plot_concurrencies(results: ServeResults, path: Path) -> None:
     """Plot throughput against concurrency."""
-    drawing, (axes,) = _drawing(1)
     at_once = results.concurrencies()
+    drawing, (axes,) = _drawing(["requests per second"])
     for contender in results.contenders():
         values = [results.median(contender, each, _THROUGHPUT) for each in at_once]
         style = "--" if contender.method == FREE else "-"
-        _draw(axes, at_once, values, str(contender), marker="o", linestyle=style)
+        _draw(axes, at_once, values, label=str(contender), linestyle=style)
     axes.set_xscale("log", base=2)
     axes.set_xticks(at_once, map(str, at_once))
-    axes.set(xlabel="requests at once", ylabel="requests per second")
+    axes.set_xlabel("requests at once")
     axes.legend()
     drawing.savefig(path, dpi=120)
 
 
-def _draw(
-    axes: Axes, xs: Sequence[Any], ys: Sequence[float | None], label: str, **style: Any
-) -> None:
-    """Draw a line through the points that were measured; unpruned is black."""
-    points = sorted((x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None)
-    if label == UNPRUNED:
-        style |= {"color": "black", "zorder": 3}
+def _draw(axes: Axes, xs: Sequence[Any], ys: Sequence[float | None], **style: Any) -> None:
+    """Draw a line through the points that were measured."""
+    points = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
     if points:
-        axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", **style)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
 
 
-def _drawing(columns: int) -> tuple[Any, Sequence[Axes]]:
+def _drawing(labels: Sequence[str]) -> tuple[Any, Sequence[Axes]]:
+    """Return a drawing with a panel for each label of a y axis."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(5.5 * columns, 4), layout="constrained")
-    return drawing, drawing.subplots(1, columns, squeeze=False)[0]
+    drawing = Figure(figsize=(5.5 * len(labels), 4), layout="constrained")
+    panels = drawing.subplots(1, len(labels), squeeze=False)[0]
+    for axes, label in zip(panels, labels, strict=True):
+        axes.set_ylabel(label)
+    return drawing, panels

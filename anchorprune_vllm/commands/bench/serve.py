@@ -134,8 +134,7 @@ def _measure(
                 round=round_,
                 client=client,
                 kv_tokens=probes.read_kv_tokens(server),
-                embedding_seconds=after.embedding_seconds - before.embedding_seconds,
-                selection_seconds=after.selection_seconds - before.selection_seconds,
+                **after.since(before),
                 memory_bytes=after.device_bytes or probes.host_bytes(server.pid),
             )
             results.measurements.append(measured)

@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 
 from anchorprune_vllm.commands.bench import parts, towers
-from anchorprune_vllm.commands.bench.choices import Choice, authors_selector, straightforward
+from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.selection import AnchorParams, select_batch
 
@@ -28,7 +28,7 @@ def test_the_loop_is_the_same_method(units: int) -> None:
     torch.manual_seed(0)
     (item,) = Choice("small", 96, 30, 8, 12, units=units).candidates("cpu", torch.float32)
     kept = select_batch([item], AnchorParams())[0].indices
-    assert straightforward(item).tolist() == kept.tolist()
+    assert parts.straightforward(item).tolist() == kept.tolist()
 
 
 class Meters:
@@ -122,11 +122,11 @@ def anchorprune_select(relevance, features, importance, config, expansion_featur
 
 def test_the_authors_selector_is_taken_from_a_clone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give a clone of"):
-        authors_selector(tmp_path)
+        parts.authors_selector(tmp_path)
     (tmp_path / "anchorprune").mkdir()
     (tmp_path / "anchorprune" / "selection.py").write_text(AUTHORS)
     (item,) = Choice("", 64, 12, 8, 8).candidates("cpu", torch.float32)
-    kept = authors_selector(tmp_path)(item)
+    kept = parts.authors_selector(tmp_path)(item)
     assert kept.tolist() == sorted(item.importance.argsort(descending=True)[:12].tolist())
 
 
