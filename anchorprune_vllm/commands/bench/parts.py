@@ -20,7 +20,7 @@ from anchorprune_vllm.commands.bench import towers
 from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.flops import QWEN_7B
 from anchorprune_vllm.commands.bench.measure import (
-    resident_peak_bytes,
+    peak_bytes,
     table,
     this_device,
     time_in_turns,
@@ -60,8 +60,7 @@ def run_parts(repeats: int, authors: Path | None = None) -> None:
         "growth of selection": lambda: _selection_growth(repeats),
         "received attention": towers.received_attention_table,
         "received attention alone": lambda: towers.attention_growth_table(_LENGTHS, repeats),
-        "videos": lambda: towers.videos_table(repeats),
-        "peak memory": towers.peak_memory_table,
+        "embedding": lambda: towers.embedding_table(repeats),
     }
     for name, measured in parts.items():
         with console.status(f"measuring: {name}"):
@@ -95,7 +94,7 @@ def _selection_growth(repeats: int) -> Table:
         budget = tokens // 9
         (item,) = Choice("", tokens, budget).candidates(this_device(), torch.float32)
         (spent,) = time_in_turns([partial(_select, item)], min(repeats, 3))
-        peak = resident_peak_bytes(partial(_select, item))
+        peak = peak_bytes(partial(_select, item))
         row = [tokens, budget, f"{spent:.1f} ms", f"{1e6 * spent / tokens / budget:.1f} ns"]
         rows.append([*row, f"{peak / 2**20:.1f} MiB", f"{peak / 2**10 / tokens:.1f} KiB"])
     columns = ["N", "K", "time", "per N x K", "peak", "per token"]

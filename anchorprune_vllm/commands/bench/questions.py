@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from pydantic import BaseModel, computed_field
+from pydantic import BaseModel
 from rich.console import Console
 
 from anchorprune_vllm.commands.asking import ask, connect
@@ -36,12 +36,7 @@ class ServerAnswers(BaseModel):
     seconds: Sequence[float]  # to the first token, of each question in turn
     embedding_seconds: float
     selection_seconds: float
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def further_ms(self) -> float:
-        """Median time to first token of all questions but the first."""
-        return 1000 * statistics.median(self.seconds[1:])
+    further_ms: float  # median time to first token of all questions but the first
 
 
 def question(number: int) -> str:
@@ -76,11 +71,13 @@ def run_questions(wanted: Comparison, questions: int) -> list[ServerAnswers]:
                     for each in range(questions)
                 ]
             after = probes.read_times(server)
+        seconds = [answer.seconds_to_first_token for answer in answers]
         found.append(
             ServerAnswers(
                 name=name,
                 prompt_tokens=answers[-1].prompt_tokens,
-                seconds=[answer.seconds_to_first_token for answer in answers],
+                seconds=seconds,
+                further_ms=1000 * statistics.median(seconds[1:]),
                 **after.since(before),
             )
         )

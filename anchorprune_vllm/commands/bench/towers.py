@@ -38,9 +38,7 @@ SMALL_TOWERS = {"qwen2.5-vl": (_QWEN_2_5, 4), "qwen3-vl": (_QWEN_3, 9)}
 """Config of each tower, and how many times as many blocks the real one has."""
 _SIDES = (32, 64, 128)  # of images, in tokens
 
-# Layers of LLaVA-NeXT's 7B model are as wide as here. Their number does not change the peak memory,
-# as the activations of a layer are freed before the next.
-_NEXT_WIDTHS = (1024, 4096)  # vision tower, language model
+_NEXT_WIDTHS = (1024, 4096)  # vision tower and language model, as in the 7B model
 _NEXT_PROMPT = "USER: <image>\nWhat is in the image? ASSISTANT:"
 
 # As many patches as in the real LLaVA-Video (27 x 27), a quarter of its width and layers.
@@ -113,61 +111,55 @@ def attention_growth_table(lengths: tuple[int, ...], repeats: int) -> Table:
     return table("Received attention alone", columns, rows)
 
 
-def videos_table(repeats: int) -> Table:
-    """Embed videos of two lengths, unpruned and pruned to 512 tokens."""
-    rows = []
+def embedding_table(repeats: int) -> Table:
+    """Embed videos of two lengths, and an image with four crops, at several budgets."""
+    rows: list[list[object]] = []
     options = {"max_model_len": 32768, "max_num_batched_tokens": 8192}
     with _local_model("llava-video", _VIDEO_CONFIGS, image_size=378, **options) as model:
         for frames in _FRAMES:
             video = np.random.default_rng(0).integers(0, 256, (frames, 90, 160, 3), dtype=np.uint8)
-            inputs = [
-                model.process(_VIDEO_PROMPT, video, budget=budget) for budget in ("100%", 512)
-            ]
-            runs = [partial(_embed, model, each) for each in inputs]
-            tokens, kept = (len(run()[0]) for run in runs)
-            unpruned_ms, pruned_ms = time_in_turns(runs, min(repeats, 2))
-            unpruned_mib, pruned_mib = (peak_bytes(run) / 2**20 for run in runs)
-            rows.append(
-                [
-                    *(frames, tokens, f"{unpruned_ms:.0f} ms"),
-                    *(kept, beside(pruned_ms, unpruned_ms, "ms")),
-                    *(f"{unpruned_mib:.0f} MiB", beside(pruned_mib, unpruned_mib, "MiB")),
-                ]
-            )
-    title = "One video through LLaVA-Video's tower, projector and, pruned, selection"
-    columns = ["frames", "tokens", "unpruned", "K", "pruned"]
-    return table(title, [*columns, "unpruned, torch's peak", "pruned, torch's peak"], rows)
+            inputs = {k: model.process(_VIDEO_PROMPT, video, budget=k) for k in ("100%", 512)}
+            rows += _embedding_rows(f"LLaVA-Video, {frames} frames", model, inputs, repeats)
+    with _local_model("llava-next", _next_configs(*_NEXT_WIDTHS), image_size=336) as model:
+        image = Image.effect_noise((672, 672), 64).convert("RGB")
+        budgets = ("100%", 640, 320, 160)
+        inputs = {k: model.process(_NEXT_PROMPT, image, budget=k) for k in budgets}
+        rows += _embedding_rows("LLaVA-NeXT, 672x672", model, inputs, repeats)
+    title = "One call of vision tower, projector and, pruned, selection; peak memory above weights"
+    columns = ["model", "budget", "tokens", "time", "of unpruned", "peak", "of unpruned"]
+    return table(title, columns, rows, text_columns=2)
 
 
-def peak_memory_table() -> Table:
-    """Embed an image of 672 x 672 (a base view and four crops) at several budgets."""
-    tower, text = (
-        {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": width // head_size}
-        for width, head_size in zip(_NEXT_WIDTHS, (64, 128), strict=True)
-    )
-    tower["intermediate_size"] = 4 * tower["hidden_size"]
-    text["num_key_value_heads"] = text["num_attention_heads"]
-    configs: Configs = {
+def _embedding_rows(
+    name: str, model: LocalModel, inputs: Mapping[int | str, Any], repeats: int
+) -> Iterator[list[object]]:
+    def embed(processed: Any) -> list[torch.Tensor]:
+        model.model._pruner.forget_media()  # else only the first call would run the tower
+        return model.embed(processed)
+
+    runs = [partial(embed, processed) for processed in inputs.values()]
+    tokens = [len(run()[0]) for run in runs]
+    times = time_in_turns(runs, min(repeats, 2))
+    peaks = [peak_bytes(run) / 2**20 for run in runs]
+    for budget, kept, time, peak in zip(inputs, tokens, times, peaks, strict=True):
+        row = [name, budget, kept, f"{time:.0f} ms", f"{time / times[0]:.2f}x"]
+        yield [*row, f"{peak:.1f} MiB", f"{peak / peaks[0]:.1%}"]
+
+
+def _next_configs(tower_width: int, text_width: int) -> Configs:
+    """Return LLaVA-NeXT with few layers, which do not change the peak memory.
+
+    The activations of a layer are freed before the next.
+    """
+    tower = {"hidden_size": tower_width, "num_attention_heads": tower_width // 64}
+    tower |= {"intermediate_size": 4 * tower_width, "num_hidden_layers": 2}
+    heads = text_width // 128
+    text = {"hidden_size": text_width, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    return {
         "config.json": {"vision_config": tower, "text_config": text},
         "clip/config.json": {"vision_config": tower, "projection_dim": 768},
     }
-    rows: list[list[object]] = []
-    with _local_model("llava-next", configs, image_size=336) as model:
-        image = Image.effect_noise((672, 672), 64).convert("RGB")
-        unpruned = None
-        for budget in ("100%", 640, 320, 160):
-            run = partial(_embed, model, model.process(_NEXT_PROMPT, image, budget=budget))
-            (kept,) = run()  # lazy initialisation is not part of the measured call
-            peak = peak_bytes(run) / 2**20
-            unpruned = unpruned or peak
-            rows.append([budget, len(kept), f"{peak:.1f} MiB", f"{peak / unpruned:.1%}"])
-    columns = ["budget", "tokens", "peak above weights", "of the unpruned"]
-    return table("Peak of torch's memory in one LLaVA-NeXT call, 7B widths", columns, rows)
-
-
-def _embed(model: LocalModel, processed: Any) -> list[torch.Tensor]:
-    model.model._pruner.forget_media()  # else only the first call would run the tower
-    return model.embed(processed)
 
 
 @contextmanager

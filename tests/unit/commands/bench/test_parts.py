@@ -53,20 +53,8 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Meters:
     meters = Meters()
     for module in (parts, towers):
         monkeypatch.setattr(module, "time_in_turns", meters.time_in_turns)
-    monkeypatch.setattr(towers, "peak_bytes", meters.peak_bytes)
-    monkeypatch.setattr(parts, "resident_peak_bytes", meters.peak_bytes)
+        monkeypatch.setattr(module, "peak_bytes", meters.peak_bytes)
     return meters
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_peak_memory(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(towers, "_NEXT_WIDTHS", (128, 256))
-    assert rows_of(towers.peak_memory_table()) == [
-        ("100%", str(5 * 576 + 48), "1.0 MiB", "100.0%"),
-        ("640", "640", "2.0 MiB", "200.0%"),
-        ("320", "320", "3.0 MiB", "300.0%"),
-        ("160", "160", "4.0 MiB", "400.0%"),
-    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,13 +78,20 @@ def test_received_attention(meters: Meters, monkeypatch: pytest.MonkeyPatch, arc
     assert read == [[64], [64]]  # in two of four calls
 
 
-def test_videos(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_embedding(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(towers, "_FRAMES", (4,))
-    tokens = 4 * 13 * 14
-    assert rows_of(towers.videos_table(repeats=1)) == [
-        ("4", str(tokens), "1 ms", "512", "2 ms (2.00x)", "3 MiB", "4 MiB (1.33x)")
+    monkeypatch.setattr(towers, "_NEXT_WIDTHS", (128, 256))
+    video, image = "LLaVA-Video, 4 frames", "LLaVA-NeXT, 672x672"
+    of_video, of_image = str(4 * 13 * 14), str(5 * 576 + 48)
+    assert rows_of(towers.embedding_table(repeats=1)) == [
+        (video, "100%", of_video, "1 ms", "1.00x", "3.0 MiB", "100.0%"),
+        (video, "512", "512", "2 ms", "2.00x", "4.0 MiB", "133.3%"),
+        (image, "100%", of_image, "5 ms", "1.00x", "9.0 MiB", "100.0%"),
+        (image, "640", "640", "6 ms", "1.20x", "10.0 MiB", "111.1%"),
+        (image, "320", "320", "7 ms", "1.40x", "11.0 MiB", "122.2%"),
+        (image, "160", "160", "8 ms", "1.60x", "12.0 MiB", "133.3%"),
     ]
-    assert [len(rows) for (rows,) in meters.results] == [tokens, 512] * 2
 
 
 def test_received_attention_alone(meters: Meters) -> None:
@@ -139,12 +134,11 @@ def test_all_tables_are_printed(
     monkeypatch.setattr(parts, "_CHOICES", [Choice("small", 96, 30, 8, 12, units=3)])
     monkeypatch.setattr(parts, "_LENGTHS", (72, 144))
     monkeypatch.setattr(towers, "received_attention_table", lambda: Table("a" * 40, title="towers"))
-    monkeypatch.setattr(towers, "videos_table", lambda repeats: Table("a" * 40, title="videos"))
-    monkeypatch.setattr(towers, "peak_memory_table", lambda: Table("a" * 40, title="memory"))
+    monkeypatch.setattr(towers, "embedding_table", lambda repeats: Table("a" * 40, title="media"))
     parts.run_parts(repeats=1)
     printed = capsys.readouterr().out
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    titles = ["towers", "videos", "memory", "Selection of one token in nine"]
+    titles = ["towers", "media", "Selection of one token in nine"]
     assert all(f"{title} ({where})" in printed for title in titles)
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
