@@ -7,6 +7,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,12 +199,13 @@ def _comparison(args: argparse.Namespace) -> Comparison:
     if args.model:
         if args.scale is not None:
             raise ValueError("--scale is for --shape: a checkpoint has the size that it has")
-        model = checkpoint(args.model, args.media, args.text_encoder, flags, args.start_seconds)
+        model = checkpoint(args.model, args.media, args.text_encoder, flags)
     else:
         if args.text_encoder is not None:
             raise ValueError("--text-encoder is for --model: a shape brings its own")
         wanted = (args.shape, args.scale, args.media)
-        model = random_model(*wanted, flags, args.models, args.start_seconds)
+        model = random_model(*wanted, flags, args.models)
+    model = replace(model, start_seconds=args.start_seconds)
     command = shlex.join(["anchorprune", *args.given])
     return Comparison(model, args.methods, args.budgets, out, command)
 

@@ -130,11 +130,7 @@ def noise(size: MediaSize, seed: int) -> Media:
 
 
 def checkpoint(
-    model: str,
-    media: MediaSize | None,
-    text_encoder: str | None,
-    flags: Sequence[str],
-    start_seconds: float = 1800,
+    model: str, media: MediaSize | None, text_encoder: str | None, flags: Sequence[str]
 ) -> ServedModel:
     """Return a model of the user's; raise ValueError if there is none."""
     check_model(model)
@@ -142,8 +138,7 @@ def checkpoint(
         check_model(text_encoder, "text encoder")
     elif found := find_text_encoder(Path(model)):
         text_encoder = str(found)
-    media = media or MediaSize(672, 672)
-    return ServedModel(model, model, media, text_encoder, flags, start_seconds=start_seconds)
+    return ServedModel(model, model, media or MediaSize(672, 672), text_encoder, flags)
 
 
 def random_model(
@@ -152,7 +147,6 @@ def random_model(
     media: MediaSize | None,
     flags: Sequence[str],
     directory: Path,
-    start_seconds: float = 1800,
 ) -> ServedModel:
     """Make the checkpoint of a shape in `directory`, unless it is there."""
     shape = MODEL_SHAPES[name]
@@ -172,5 +166,4 @@ def random_model(
         text_encoder=None if text_encoder is None else str(text_encoder),
         flags=[*device_flags, "--max-model-len", "4096", *flags],
         notes=describe_costs(shape, scale),
-        start_seconds=start_seconds,
     )

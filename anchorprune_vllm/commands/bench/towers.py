@@ -32,7 +32,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 # The towers have an eighth of the real ones' heads, of the same size, and a part of their blocks.
 # Only one block with full attention gives importance, however many the real tower has.
 _QWEN_2_5: dict[str, Any] = {"hidden_size": 160, "num_heads": 2, "intermediate_size": 428}
-_QWEN_2_5 |= {"depth": 8, "fullatt_block_indexes": [7]}  # 7 of 28 with windows, 1 of 4 without
+_QWEN_2_5 |= {"depth": 8, "fullatt_block_indexes": [7]}  # 7 of 28 with windows, 1 of 4 with none
 _QWEN_3 = {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "depth": 3}  # of 27
 SMALL_TOWERS = {"qwen2.5-vl": (_QWEN_2_5, 4), "qwen3-vl": (_QWEN_3, 9)}
 """Config of each tower, and how many times as many blocks the real one has."""
