@@ -26,9 +26,7 @@ class Measurement(BaseModel):
     kv_tokens: int  # that fit the KV cache
     embedding_seconds: float
     selection_seconds: float  # a part of the above
-    memory_bytes: (
-        int  # CPU: peak of all processes; GPU: peak of what is allocated, but the KV cache
-    )
+    memory_bytes: int  # peak of all processes; on a GPU, of what is allocated but the KV cache
 
     @property
     def prompt_tokens(self) -> float:
