@@ -8,9 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_names
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, PruneConfig, check_names
 from anchorprune_vllm.methods import registry
 
 _PREFIX = "anchorprune_"

@@ -16,9 +16,9 @@ import torch
 from vllm.multimodal.processing import PromptUpdateDetails
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
+from anchorprune_vllm.frame_texts import item_length
 from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.prompt_layout import PromptLayout
-from anchorprune_vllm.worker.frame_text import item_length
 
 
 @dataclass

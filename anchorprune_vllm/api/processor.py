@@ -39,10 +39,18 @@ from anchorprune_vllm.api.placeholders import (
     planned,
     planned_as,
 )
-from anchorprune_vllm.api.query import SCOPES, QueryReader
-from anchorprune_vllm.api.requests import ItemRequest, check_request_keys, read_override
+from anchorprune_vllm.api.query import QueryReader
+from anchorprune_vllm.api.requests import (
+    REQUESTS_KEY,
+    ItemRequest,
+    Requests,
+    check_request_keys,
+    read_override,
+    requests_in,
+    without_ours,
+)
 from anchorprune_vllm.api.size_limits import SizeLimits
-from anchorprune_vllm.config import CONFIG_KEY, Positions, PruneConfig, resembles_config_key
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, Positions, PruneConfig
 from anchorprune_vllm.item_fields import slices_of, to_elems
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import EMBEDDED, MODALITIES, media_token_ids
@@ -70,9 +78,6 @@ WORD_EMBEDDINGS = "the model's own word embeddings"
 _DUMMY = {"budget": "100%", "query": "What is shown here?"}
 
 
-_Requests = Mapping[str, Sequence[ItemRequest]]
-
-
 class _DummyInputs(ProcessorInputs):
     """vLLM's own, for warming up and profiling: no request."""
 
@@ -87,7 +92,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         config = PruneConfig.of_model(info.ctx.model_config.hf_config)
         assert config is not None, "built only for models with a budget"
         self.prune_config = config
-        self._asks = method_of(config).asks
+        self._uses_query = method_of(config).uses_query
         self._pixel_cache = PixelCache(config.pixel_cache_mb * 2**20)
 
     # Made when needed: vLLM makes a processor for every chat, only to ask it for its limits.
@@ -158,7 +163,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         with timing_ctx.record("anchorprune_read_request"):
             requests = self._read_requests(inputs)
-        kwargs = {**inputs.hf_processor_mm_kwargs, CONFIG_KEY: requests}
+        kwargs = {**inputs.hf_processor_mm_kwargs, REQUESTS_KEY: requests}
         result = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         if self.prune_config.has_native_positions(self.default_positions):
             self._refuse_stray_placeholders(result)
@@ -179,12 +184,12 @@ class PruningProcessor(BaseMultiModalProcessor):
                 "stand for no image or video; remove them from the text"
             )
 
-    def _read_requests(self, inputs: ProcessorInputs) -> _Requests:
+    def _read_requests(self, inputs: ProcessorInputs) -> Requests:
         check_request_keys(inputs.hf_processor_mm_kwargs, self._keys_of_hf_processor)
         budget, query = read_override(inputs.hf_processor_mm_kwargs.get(CONFIG_KEY, {}))
         scope = query if query in SCOPES else self.prune_config.query
         words = self._query_reader.read(inputs.prompt, scope)
-        plain = replace(inputs, hf_processor_mm_kwargs=_without_ours(inputs.hf_processor_mm_kwargs))
+        plain = replace(inputs, hf_processor_mm_kwargs=without_ours(inputs.hf_processor_mm_kwargs))
         hashes = super()._get_mm_hashes(plain)
 
         requests: dict[str, list[ItemRequest]] = {}
@@ -198,7 +203,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                 found = found * len(items)
             if query is not None and query not in SCOPES:
                 found = [query] * len(items)
-            if not self._asks:
+            if not self._uses_query:
                 found = []
             # Fewer placeholders than items is an error that vLLM itself reports later.
             found = [*found, *[""] * len(items)][: len(items)]
@@ -207,7 +212,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                     item_hash,
                     budget or self.prune_config.budget_for(modality),
                     item_words,
-                    lacks_query=self._asks and scope != "none" and not item_words.strip(),
+                    lacks_query=self._uses_query and scope != "none" and not item_words.strip(),
                 )
                 for item_hash, item_words in zip(hashes[modality], found, strict=True)
             ]
@@ -227,7 +232,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _cached_apply_hf_processor(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         result = super()._cached_apply_hf_processor(inputs, timing_ctx)
         if not isinstance(inputs, _DummyInputs):
-            for modality, items in _ours(inputs.hf_processor_mm_kwargs).items():
+            for modality, items in requests_in(inputs.hf_processor_mm_kwargs).items():
                 self._count(modality, items, result.prompt_updates.get(modality, ()))
         return result
 
@@ -251,7 +256,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     # -- identity --------------------------------------------------------------------------------
 
     def _get_mm_hashes(self, inputs: ProcessorInputs) -> dict[str, list[str]]:
-        requests = _ours(inputs.hf_processor_mm_kwargs)
+        requests = requests_in(inputs.hf_processor_mm_kwargs)
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
         fingerprint = self.prune_config.fingerprint()
         others = {m for m in inputs.mm_data_items if m not in requests}
@@ -266,7 +271,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         }
         if others:
             plain = replace(
-                inputs, hf_processor_mm_kwargs=_without_ours(inputs.hf_processor_mm_kwargs)
+                inputs, hf_processor_mm_kwargs=without_ours(inputs.hf_processor_mm_kwargs)
             )
             base = super()._get_mm_hashes(plain)
             hashes.update({modality: base[modality] for modality in others})
@@ -282,9 +287,9 @@ class PruningProcessor(BaseMultiModalProcessor):
                 for item, is_cached in zip(items, mm_is_cached[modality], strict=True)
                 if not is_cached
             ]
-            for modality, items in _ours(kwargs).items()
+            for modality, items in requests_in(kwargs).items()
         }
-        return {**kwargs, CONFIG_KEY: missing}
+        return {**kwargs, REQUESTS_KEY: missing}
 
     # -- plans: counted here, once; the prompt and the model read the same ones ------------------
 
@@ -295,9 +300,9 @@ class PruningProcessor(BaseMultiModalProcessor):
         out_mm_kwargs: MultiModalKwargsItems,
     ) -> Any:
         found: Any = super()._get_mm_prompt_updates(
-            mm_items, _without_ours(hf_processor_mm_kwargs), out_mm_kwargs
+            mm_items, without_ours(hf_processor_mm_kwargs), out_mm_kwargs
         )
-        for modality, requests in _ours(hf_processor_mm_kwargs).items():
+        for modality, requests in requests_in(hf_processor_mm_kwargs).items():
             for number, request in enumerate(requests):
                 item, updates = out_mm_kwargs[modality][number], found[modality][number]
                 layout = layout_of(updates[0].content)
@@ -360,7 +365,7 @@ class PruningProcessor(BaseMultiModalProcessor):
 
         Each item is prepared alone: beside a larger one, an image would get empty tiles.
         """
-        requests, plain = _ours(hf_kwargs), _without_ours(hf_kwargs)
+        requests, plain = requests_in(hf_kwargs), without_ours(hf_kwargs)
         process = super()._apply_hf_processor_main
         # The client's own embeddings, or nothing at all.
         others = {modality for modality in mm_items if not requests.get(modality)}
@@ -377,7 +382,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
-        return super()._get_mm_fields_config(hf_inputs, _without_ours(hf_processor_mm_kwargs))
+        return super()._get_mm_fields_config(hf_inputs, without_ours(hf_processor_mm_kwargs))
 
     def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
         mm_inputs = super().get_dummy_mm_inputs(*args, **kwargs)
@@ -387,30 +392,6 @@ class PruningProcessor(BaseMultiModalProcessor):
                 if item is not None and field in item:
                     item[field].data.copy_(torch.tensor(DUMMY_MEDIA))
         return mm_inputs
-
-
-def refuse_overrides(processor: BaseMultiModalProcessor) -> BaseMultiModalProcessor:
-    """Make vLLM's own processor say that pruning is off, where it would ignore the override."""
-    apply = processor.apply
-
-    def apply_or_refuse(inputs: ProcessorInputs, timing_ctx: Any) -> Any:
-        if any(map(resembles_config_key, inputs.hf_processor_mm_kwargs)):
-            raise ValueError(
-                "anchorprune: pruning is off for this model, so a request cannot set a budget; "
-                "start vLLM with --anchorprune-budget (100% keeps all tokens by default)"
-            )
-        return apply(inputs, timing_ctx)
-
-    processor.apply = apply_or_refuse
-    return processor
-
-
-def _ours(kwargs: Mapping[str, object]) -> _Requests:
-    return kwargs.get(CONFIG_KEY, {})  # type: ignore[return-value]
-
-
-def _without_ours(kwargs: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in kwargs.items() if key != CONFIG_KEY}
 
 
 def _shape(item: Any) -> object:

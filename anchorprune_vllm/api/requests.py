@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
+
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.config import CONFIG_KEY, PruneConfig, check_keys, resembles_config_key
+from anchorprune_vllm.checks import check_keys
+from anchorprune_vllm.config import CONFIG_KEY, SCOPES, SETTINGS, resembles_config_key
 
 # A prompt's own words are bounded by the model's context; an override's are not.
 _LONGEST_QUERY = 20_000
-_SETTINGS = {each.name for each in fields(PruneConfig)}
+
 _OF_A_REQUEST = ("budget", "query")
 
 
 @dataclass(frozen=True)
 class ItemRequest:
-    """One item's part of a request, before its candidates are counted."""
+    """What a request says of one image or video, before its candidates are counted."""
 
     media_hash: str
     budget: Budget
@@ -28,23 +31,22 @@ class ItemRequest:
     """A question was looked for, and none was found."""
 
     def identity(self, fingerprint: str) -> dict[str, str]:
-        """What, besides the media, decides the item's embeddings."""
+        """Return what, besides the media, decides the embeddings of the item."""
         # All tokens stay whatever is asked: every question may share the same entry.
         query = "" if self.budget.keeps_all else self.query
         return {"budget": str(self.budget), "query": query, "settings": fingerprint}
 
 
 def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]) -> None:
-    """Refuse a misspelt `anchorprune` in `mm_processor_kwargs`, and our settings beside it.
+    """Raise ValueError for a misspelt `anchorprune` in `mm_processor_kwargs`, or a setting of ours.
 
-    Also what resembles the two settings that a request may choose.
+    vLLM passes over keys that nothing reads, so a request would be served with the server's budget.
 
-    vLLM passes over keys that nothing reads. `known` returns those of the HF processor, whatever
-    they are called.
+    known: returns the keys of the HF processor, which are allowed whatever they are called.
     """
     for key in keys:
         is_near = bool(get_close_matches(key, _OF_A_REQUEST, cutoff=0.8))
-        is_ours = key in _SETTINGS or is_near or resembles_config_key(key)
+        is_ours = key in SETTINGS or is_near or resembles_config_key(key)
         if key != CONFIG_KEY and is_ours and key not in known():
             raise ValueError(
                 f"anchorprune: unknown key {key!r} in mm_processor_kwargs; a request's own budget "
@@ -54,7 +56,7 @@ def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]
 
 
 def read_override(override: object) -> tuple[Budget | None, str | None]:
-    """A request's own budget and query (a scope's name, or the words themselves)."""
+    """Return a request's own budget and query: the name of a scope, or the words themselves."""
     if not isinstance(override, Mapping):
         raise ValueError(
             "anchorprune: mm_processor_kwargs['anchorprune'] must be a dictionary such as "
@@ -77,3 +79,39 @@ def read_override(override: object) -> tuple[Budget | None, str | None]:
         raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
+
+
+Requests = Mapping[str, Sequence[ItemRequest]]
+"""The requests of all items, by modality."""
+
+REQUESTS_KEY = "anchorprune_requests"
+"""Where they ride in vLLM's arguments for the HF processor, from one hook to the next."""
+
+
+def requests_in(kwargs: Mapping[str, object]) -> Requests:
+    """Return the requests in vLLM's arguments for the HF processor."""
+    return kwargs.get(REQUESTS_KEY, {})  # type: ignore[return-value]
+
+
+def without_ours(kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments that are for the HF processor itself."""
+    return {name: value for name, value in kwargs.items() if name not in _OURS}
+
+
+_OURS = (CONFIG_KEY, REQUESTS_KEY)
+
+
+def refuse_overrides(processor: BaseMultiModalProcessor) -> BaseMultiModalProcessor:
+    """Make vLLM's own processor say that pruning is off, where it would ignore the override."""
+    apply = processor.apply
+
+    def apply_or_refuse(inputs: ProcessorInputs, timing_ctx: Any) -> Any:
+        if any(map(resembles_config_key, inputs.hf_processor_mm_kwargs)):
+            raise ValueError(
+                "anchorprune: pruning is off for this model, so a request cannot set a budget; "
+                "start vLLM with --anchorprune-budget (100% keeps all tokens by default)"
+            )
+        return apply(inputs, timing_ctx)
+
+    processor.apply = apply_or_refuse
+    return processor

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from anchorprune_vllm.config import PruneConfig, check_choice
+from anchorprune_vllm.checks import check_choice
+from anchorprune_vllm.config import SETTINGS, PruneConfig
 from anchorprune_vllm.methods import registry as known
 
 # Not options of a method: each has a flag of its own.
@@ -38,15 +39,14 @@ class Method:
 
         A method that does not look at the question stays as it is.
         """
-        if not known.asks(self.name):
+        if not known.uses_query(self.name):
             return self
         return Method(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
 
     def settings(self) -> dict[str, Any]:
         """As `PruneConfig` takes them: what it does not know itself, the method may."""
-        own = {each.name for each in fields(PruneConfig)}
-        settings = {key: value for key, value in self.options if key in own}
-        others = {key: value for key, value in self.options if key not in own}
+        settings = {key: value for key, value in self.options if key in SETTINGS}
+        others = {key: value for key, value in self.options if key not in SETTINGS}
         if others and self.name != known.ANCHORPRUNE:
             settings["method_options"] = others
         else:

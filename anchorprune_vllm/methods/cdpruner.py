@@ -19,7 +19,7 @@ _LEAST_RELEVANT = 1e-6  # of the original: no token is quite without relevance
 _SMALLEST_GAIN = 1e-10  # tokens that the kept ones span already: any is as good
 
 
-@method("projected", asks=True)
+@method("projected", uses_query=True)
 def cdpruner(item: Candidates) -> KeptTokens:
     """Greedily the set with the largest determinant of diag(r) S diag(r).
 

@@ -18,8 +18,8 @@ from anchorprune_vllm.selection.exact_cosine import (
     unit_rows,
     working_dtype,
 )
-from anchorprune_vllm.selection.expansion import Score
 from anchorprune_vllm.selection.kernels import expand_item
+from anchorprune_vllm.selection.scores import Score
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 

@@ -52,7 +52,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def method(
-    *needs: Signal, asks: bool = False, most_tokens: int | None = None
+    *needs: Signal, uses_query: bool = False, most_tokens: int | None = None
 ) -> Callable[[_Function], _Function]:
     """Decorate a method: all signals it needs, and whether the question makes a difference.
 
@@ -65,8 +65,8 @@ def method(
     """
 
     def decorate(function: _Function) -> _Function:
-        wanted = frozenset(needs) | ({"features"} if asks else frozenset())
-        function.needs, function.asks = wanted, asks  # type: ignore[attr-defined]
+        wanted = frozenset(needs) | ({"features"} if uses_query else frozenset())
+        function.needs, function.uses_query = wanted, uses_query  # type: ignore[attr-defined]
         function.most_tokens = most_tokens  # type: ignore[attr-defined]
         return function
 
@@ -79,7 +79,7 @@ class Method:
 
     select: Callable[[Sequence[Candidates]], list[KeptTokens]]
     needs: frozenset[Signal] = _USUAL
-    asks: bool = True
+    uses_query: bool = True
     """Whether the question makes a difference: if not, all questions share the kept tokens."""
     most_tokens: int | None = None
     """How many tokens an item may have; None: any number."""
@@ -93,29 +93,21 @@ def names() -> tuple[str, ...]:
 def method_of(config: PruneConfig) -> Method:
     """The method that settings ask for."""
     if config.method == ANCHORPRUNE:
-        from anchorprune_vllm.selection import AnchorParams, select_batch
+        from anchorprune_vllm.selection import select_batch
 
-        params = AnchorParams(
-            config.min_anchor,
-            config.tau,
-            config.patience,
-            config.max_anchor_ratio,
-            config.stage2,
-            config.order,
-        )
-        return Method(lambda items: select_batch(items, params))
+        return Method(lambda items: select_batch(items, config.anchor))
     function, options = _load(config.method), dict(config.method_options)
     return Method(
         lambda items: [function(item, **options) for item in items],
         needs=getattr(function, "needs", _USUAL),
-        asks=asks(config.method),
+        uses_query=uses_query(config.method),
         most_tokens=getattr(function, "most_tokens", None),
     )
 
 
-def asks(name: str) -> bool:
+def uses_query(name: str) -> bool:
     """Whether the question makes a difference to a method."""
-    return name == ANCHORPRUNE or getattr(_load(name), "asks", True)
+    return name == ANCHORPRUNE or getattr(_load(name), "uses_query", True)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -143,7 +135,7 @@ def check_method(config: PruneConfig) -> None:
     """Raise ValueError if a method fails on a small item: in a server it would end the engine."""
     if config.method == ANCHORPRUNE:
         return
-    item = small_item()
+    item = probe_item()
     tokens, kept = len(item.features), item.budget
     for asked in (item, item._replace(relevance=None)):
         try:
@@ -166,7 +158,7 @@ def check_method(config: PruneConfig) -> None:
             )
 
 
-def small_item(device: torch.device | None = None) -> Candidates:
+def probe_item(device: torch.device | None = None) -> Candidates:
     """Twelve tokens to try a method on, with all signals there are."""
     import torch
 

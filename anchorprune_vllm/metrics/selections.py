@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,11 +23,13 @@ from anchorprune_vllm.metrics.families import (
 from anchorprune_vllm.metrics.files import Series, directory_of
 from anchorprune_vllm.metrics.late_counts import LateCounts
 from anchorprune_vllm.metrics.stopwatch import Stopwatch
-from anchorprune_vllm.worker.feature_cache import FeatureCache
 
 
 def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics | None:
-    """None: no metrics are wanted, or another worker of this engine counts the same things."""
+    """Return what counts the selections of this worker.
+
+    None: no metrics are wanted, or another worker of this engine counts the same things.
+    """
     directory = directory_of(vllm_config.model_config)
     parallel = vllm_config.parallel_config
     if directory is None or parallel.rank != 0:
@@ -38,6 +40,15 @@ def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics
         str(parallel.data_parallel_index),  # vLLM's own label: dense models have no other rank
         has_anchors=config.method == ANCHORPRUNE,
     )
+
+
+class Cache(Protocol):
+    """A cache that knows how full it is, and how large."""
+
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int: ...
 
 
 class SelectionMetrics:
@@ -55,8 +66,8 @@ class SelectionMetrics:
         self._anchor_sizes = LateCounts()
         self._told: tuple[float, int] = (0.0, 0)  # of the stopwatch
 
-    def show_cache(self, cache: FeatureCache) -> None:
-        """How full the cache is, and how large."""
+    def show_cache(self, cache: Cache) -> None:
+        """Show how full the cache is, and how large."""
         self._bytes.set(cache.used_bytes)
         self._capacity.set(cache.capacity_bytes)
 
@@ -66,10 +77,17 @@ class SelectionMetrics:
         encoded: int,
         anchors: Sequence[Tensor],
         time: Stopwatch,
-        cache: FeatureCache,
+        cache: Cache,
     ) -> None:
-        """One call: its items, for how many of them the tower ran, and `is_anchor` [K] of those
-        with a question."""
+        """Count one call.
+
+        Args:
+            items: how many images or videos it had.
+            encoded: for how many of them the tower ran.
+            anchors: `is_anchor` [K] of each item with a question.
+            time: the seconds of signals and selection so far.
+            cache: the feature cache.
+        """
         self._hits.add(items - encoded)
         self._misses.add(encoded)
         self.show_cache(cache)

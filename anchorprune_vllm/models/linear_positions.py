@@ -46,17 +46,17 @@ class LinearPositionsModel(PrunedModel):
         )
 
     def linear_positions(
-        self, plan: ItemPlan, places: Callable[[], Tensor]
+        self, plan: ItemPlan, unpruned_index: Callable[[], Tensor]
     ) -> MediaPositions | None:
         """Native positions of an item; None: positions are compact.
 
-        places: [N], where its candidates stand among its unpruned tokens.
+        unpruned_index: gives [N], where its candidates stand among its unpruned tokens.
         """
         if not self._native_positions:
             return None
         if plan.keeps_all:
             return MediaPositions.in_line(plan.tokens.unpruned)
-        return MediaPositions.at(places())
+        return MediaPositions.at(unpruned_index())
 
     def _last_position(self) -> int:
         """Of the rotary embeddings; a scaled context is longer than the config's."""

@@ -14,23 +14,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.distributed import (
-    get_pp_group,
-    tensor_model_parallel_all_gather,
-    tensor_model_parallel_all_reduce,
-)
+from vllm.distributed import get_pp_group
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from anchorprune_vllm.api.processor import PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
-from anchorprune_vllm.methods.registry import Signal, method_of, small_item
+from anchorprune_vllm.methods.registry import Signal, method_of, probe_item
 from anchorprune_vllm.metrics.selections import selection_metrics
+from anchorprune_vllm.models.tower_taps import SIGNALS
 from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
+from anchorprune_vllm.signals.features import Relevance
 from anchorprune_vllm.vllm_patches import check_vllm
 from anchorprune_vllm.worker.feature_cache import FeatureCache, Layout
 from anchorprune_vllm.worker.positions import (
@@ -41,7 +40,7 @@ from anchorprune_vllm.worker.positions import (
     prompt_positions,
     with_positions,
 )
-from anchorprune_vllm.worker.pruner import PrunableModel, Signals, VisualPruner
+from anchorprune_vllm.worker.pruner import MediaBatch, VisualPruner
 from anchorprune_vllm.worker.warm_up import warm_up_without_profiling
 
 _Model = TypeVar("_Model", bound=type)
@@ -70,7 +69,7 @@ def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[
     return decorate
 
 
-class LargestItemInfo:
+class UnprunedLimits:
     """Mixin over a vLLM processing info: tells the largest item that a request may ask for."""
 
     def get_mm_max_tokens_per_item(
@@ -123,7 +122,7 @@ class PrunedModel:
         limit = model_config.multimodal_config.get_limit_per_prompt
         if any(limit(name) > 0 for name in self.modalities) and get_pp_group().is_first_rank:
             self._pruner = VisualPruner(
-                signals=self._make_signals(config, vllm_config),
+                relevance=self._make_relevance(config, vllm_config),
                 method=method,
                 cache=FeatureCache(
                     config.feature_cache_mb * 2**20,
@@ -132,13 +131,14 @@ class PrunedModel:
                     vllm_config.device_config.device,
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
+                embedding_size=model_config.get_inputs_embeds_size(),
                 metrics=selection_metrics(vllm_config, config),
                 embed_text=self.embed_text,
             )
             # What compiles does so now, and not while a request waits: selection at once, in the
             # state that torch has in a request, and the whole way as soon as there are weights.
             with torch.device("cpu"), set_default_torch_dtype(torch.float32):
-                method.select([small_item(vllm_config.device_config.device)])
+                method.select([probe_item(vllm_config.device_config.device)])
             warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
 
     @classmethod
@@ -161,37 +161,37 @@ class PrunedModel:
         """Make vLLM keep positions per request, as it does for M-RoPE models."""
 
     @abstractmethod
-    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
-        """What the model's tokens are ranked by; logs that pruning is active."""
+    def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance | None:
+        """Return what compares tokens with questions, and log that pruning is active.
+
+        None: the method compares nothing.
+        """
 
     @abstractmethod
     def _cache_page(self) -> int:
         """Tokens of a page of the feature cache: a small image."""
 
     @abstractmethod
-    def _hidden_size(self) -> int:
-        """Of a token in the feature cache."""
+    def _row_widths(self) -> dict[str, int]:
+        """Return the sizes of the rows that the feature cache keeps, by `MediaFeatures` field."""
 
     @abstractmethod
     def _key_shape(self) -> tuple[int, int]:
-        """Heads of the vision tower's attention, and size of a head."""
+        """Return the heads of the vision tower's attention, and the size of a head."""
 
     def _feature_layout(self, dtype: torch.dtype) -> Layout:
         layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "hidden": ((self._hidden_size(),), dtype)
+            name: ((width,), dtype) for name, width in self._row_widths().items()
         }
-        if "importance" in self.needs:
-            layout["importance"] = ((), torch.float32)
-        if "keys" in self.needs:
-            layout["keys"] = (self._key_shape(), dtype)
-        if "object_attention" in self.needs:
-            layout["object_attention"] = ((), torch.float32)
+        for name, spec in SIGNALS.items():
+            if name in self.needs:
+                layout[name] = spec.layout(self._key_shape(), dtype)
         return layout
 
     @abstractmethod
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
-    ) -> PrunableModel:
+    ) -> MediaBatch:
         """One call's items of a modality, as the pruner asks for them."""
 
     def embed_text(self, ids: Tensor) -> Tensor:
@@ -274,19 +274,6 @@ class PrunedModel:
             )
         delta = None if keeps_delta else answer_delta(mrope_positions, len(input_ids))
         return rows, mrope_positions, delta
-
-
-def mean_over_heads(summed: Tensor, attention: Any, heads: int) -> Tensor:
-    """Importance from its sum over the heads that an attention module of this rank has."""
-    if attention.num_heads != heads:
-        # Heads are split over tensor-parallel ranks; every rank must see the same sum.
-        summed = tensor_model_parallel_all_reduce(summed)
-    return summed / heads
-
-
-def keys_of_all_heads(keys: Tensor, attention: Any, heads: int) -> Tensor:
-    """Keys [..., heads, head size] from those of the heads that this rank has."""
-    return keys if attention.num_heads == heads else tensor_model_parallel_all_gather(keys, dim=-2)
 
 
 def _check_speculation(vllm_config: VllmConfig) -> None:

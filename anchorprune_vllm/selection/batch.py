@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which visual tokens AnchorPrune keeps: the public functions.
-
-"AnchorPrune: Relevance-Anchored Contextual Expansion for Visual Token Pruning",
-Kyuan Oh and Bumsoo Kim. Stage 1 is in `anchor.py`, Stage 2 in `expansion.py`.
+"""AnchorPrune for one item or many: the public functions, each by the form for where the items are.
 
 An item gives the same tokens alone and in any batch. On a CPU all arithmetic is exact
 (`exact_cosine.py`). On a device it is float32, and the host waits for nothing.
@@ -11,25 +8,19 @@ An item gives the same tokens alone and in any batch. On a CPU all arithmetic is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm import budget as counts
-from anchorprune_vllm.config import Order, Stage2
-from anchorprune_vllm.selection.anchor import Unit
+from anchorprune_vllm.anchor_params import AnchorParams, Order, Stage2
+from anchorprune_vllm.selection.anchorprune import in_order_of_choice, select
 from anchorprune_vllm.selection.device import in_parallel, reads_are_free
-from anchorprune_vllm.selection.exact_cosine import working_dtype
-from anchorprune_vllm.selection.expansion import Score
-from anchorprune_vllm.selection.kernels import anchoring, device_expansion, host_expansion
-from anchorprune_vllm.selection.types import (
-    AnchorParams,
-    Candidates,
-    KeptTokens,
-    validate,
-)
+from anchorprune_vllm.selection.kernels import host_expansion, runs_triton
+from anchorprune_vllm.selection.scores import Score, score_by_importance, score_of
+from anchorprune_vllm.selection.types import Candidates, KeptTokens, validate
+from anchorprune_vllm.selection.units import anchored_units
 
 
 def anchor_prune(
@@ -56,14 +47,13 @@ def anchor_prune(
         budget: K, the number of tokens to keep; N and more keep all.
         context_features: [N, D2], the space in which Stage 2 measures novelty; default: `features`.
         units: [N] int, non-decreasing: the unit (crop, frame) of each token; default: one unit.
-            Read by the host: give it as a CPU tensor, a device tensor costs a synchronisation.
+            The host reads it: give it as a CPU tensor, a device tensor costs a synchronisation.
         min_anchor: K_min of every unit; default: the paper's schedule.
-        tau: cosine distance above which a token counts as novel.
-        patience: number of novel tokens at which the anchor of a unit ends.
+        tau: the cosine distance above which a token counts as novel.
+        patience: the number of novel tokens at which the anchor of a unit ends.
         max_anchor_ratio: K_max of a unit as a share of its budget.
-        stage2: what a token is worth in Stage 2, `importance` or one of the paper's ablations.
-            Those with relevance scale it to 0..1 over the item; without a query they are novelty
-            alone.
+        stage2: how Stage 2 scores a token, `importance` or one of the paper's ablations. Those with
+            relevance scale it to 0..1 over the item; without a query they are novelty alone.
         order: `native`, or `selection`: the anchor by falling relevance, then the rest as chosen.
 
     Returns:
@@ -81,9 +71,9 @@ def anchor_prune(
 
 
 def anchor_prune_batch(items: Sequence[Candidates], **params: Any) -> list[KeptTokens]:
-    """Select the tokens of many items at once; results and `params` as of `anchor_prune`.
+    """Select the tokens of many items at once; results and `params` are those of `anchor_prune`.
 
-    The items share a device and the feature sizes D1 and D2, not the number of tokens.
+    The items share a device and the feature sizes D1 and D2, but not the number of tokens.
     """
     for number, item in enumerate(items):
         validate(item, f"item {number}: ")
@@ -103,148 +93,70 @@ def anchor_prune_batch(items: Sequence[Candidates], **params: Any) -> list[KeptT
 
 @torch.no_grad()
 def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
-    """`anchor_prune_batch` without validation: for callers that made the items themselves.
+    """Do what `anchor_prune_batch` does, for callers that made the items themselves.
 
-    Numbers that are not finite give some K distinct tokens, never an error; an importance below 0
-    counts as 0.
+    Nothing is checked: numbers that are not finite give some K distinct tokens, never an error, and
+    an importance below 0 counts as 0.
     """
     if not items:
         return []
-    # 1. The anchors of all items that have a query; the others have none.
-    asked = [item for item in items if item.relevance is not None]
+    if reads_are_free(items[0].features):
+        return in_parallel(partial(_select_on_host, params), items)
+    if runs_triton(items[0].features.device):
+        return _select_by_triton(items, params)
+    return [select(item, params) for item in items]
+
+
+@torch.no_grad()  # the caller's is of its own thread
+def _select_on_host(params: AnchorParams, item: Candidates) -> KeptTokens:
+    """Select the tokens of an item on one thread, so that it stays in that core's cache."""
+    return select(item, params, host_expansion())
+
+
+def _select_by_triton(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
+    """Select the tokens of all items at once, one item behind the other."""
+    from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+
+    asked = [(item, item.relevance) for item in items if item.relevance is not None]
     found = iter(
-        anchoring(items[0].features.device)(
-            [item.relevance for item in asked if item.relevance is not None],
-            [item.features for item in asked],
-            [anchored_units(item, params) for item in asked],
+        gpu_anchor.relevance_anchors(
+            [relevance for _, relevance in asked],
+            [item.features for item, _ in asked],
+            [anchored_units(item, params) for item, _ in asked],
             params.tau,
             params.patience,
         )
         if asked
         else ()
     )
+    nothing = partial(torch.zeros_like, dtype=torch.bool)
     anchors = [
-        torch.zeros_like(item.importance, dtype=torch.bool)
-        if item.relevance is None
-        else next(found)
-        for item in items
+        nothing(item.importance) if item.relevance is None else next(found) for item in items
     ]
-
-    # 2. Expansion.
-    if reads_are_free(items[0].features):
-        return _expand_on_host(items, anchors, params)
-    return _expand_on_device(items, anchors, params)
-
-
-def _expand_on_host(
-    items: Sequence[Candidates], anchors: Sequence[Tensor], params: AnchorParams
-) -> list[KeptTokens]:
-    """Stage 2 item by item, on several threads: each item stays in its core's cache."""
-
-    @torch.no_grad()  # the caller's is of its own thread
-    def expand(item: Candidates, anchor: Tensor) -> KeptTokens:
-        score = _score(item, params.stage2)
-        chosen = host_expansion()(item.context.detach(), score, anchor, _kept(item))
-        if params.order == "selection":
-            indices = _in_order_of_choice(item, anchor, chosen)
-        else:
-            indices = chosen.sort().values
-        return KeptTokens(indices, anchor[indices])
-
-    return in_parallel(expand, items, anchors)
-
-
-def _expand_on_device(
-    items: Sequence[Candidates], anchors: Sequence[Tensor], params: AnchorParams
-) -> list[KeptTokens]:
-    """Stage 2 of all items at once, their tokens one behind the other."""
-    sizes, budgets = [len(item.features) for item in items], [_kept(item) for item in items]
-    rows, anchor = _joined([item.context for item in items]), _joined(anchors)
-    score = _joined_score(items, params.stage2)
-    found = device_expansion(rows.device)(rows, sizes, score, anchor, budgets)
+    budgets = [item.kept for item in items]
+    expansion = gpu.expand(
+        _joined([item.context for item in items]),
+        [len(item.features) for item in items],
+        _joined_score(items, params.stage2),
+        _joined(anchors),
+        budgets,
+    )
     if params.order == "selection":
-        chosen = found.chosen.split(budgets)
-        orders = [_in_order_of_choice(*each) for each in zip(items, anchors, chosen, strict=True)]
+        chosen = expansion.chosen.split(budgets)
+        orders = [in_order_of_choice(*each) for each in zip(items, anchors, chosen, strict=True)]
         return [KeptTokens(order, a[order]) for order, a in zip(orders, anchors, strict=True)]
-    return [
-        KeptTokens(*kept)
-        for kept in zip(found.ascending.split(budgets), found.is_anchor.split(budgets), strict=True)
-    ]
-
-
-def _kept(item: Candidates) -> int:
-    """K: the budget, or all tokens if there are fewer."""
-    return min(item.budget, len(item.features))
+    kept = zip(expansion.ascending.split(budgets), expansion.is_anchor.split(budgets), strict=True)
+    return [KeptTokens(indices, is_anchor) for indices, is_anchor in kept]
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """One behind the other; a single one as it is."""
+    """Return the tensors one behind the other; a single one as it is."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _joined_score(items: Sequence[Candidates], stage2: Stage2) -> Score:
-    """How the tokens of all items score, [T]."""
+    """Return how the tokens of all items score, [T]."""
     if stage2 == "importance":  # in few kernels, however many items there are
-        return _by_importance(_joined([item.importance for item in items]))
-    scores = [_score(item, stage2) for item in items]
+        return score_by_importance(_joined([item.importance for item in items]))
+    scores = [score_of(item, stage2) for item in items]
     return Score(_joined([score.weight for score in scores]), scores[0].adds)
-
-
-def _score(item: Candidates, stage2: Stage2) -> Score:
-    """How the tokens of an item score, [N] in the working dtype, finite and not negative."""
-    if stage2 == "importance":
-        return _by_importance(item.importance)
-    ones = torch.ones_like(item.importance, dtype=working_dtype(item.importance.device))
-    if stage2 == "diversity":
-        return Score(ones)
-    relevance = ones if item.relevance is None else scaled(item.relevance)
-    return Score(relevance, adds=stage2 == "additive")
-
-
-def _by_importance(importance: Tensor) -> Score:
-    dtype = working_dtype(importance.device)
-    # What is beyond this is cut, so that no score overflows.
-    largest = torch.finfo(dtype).max / 4
-    return Score(importance.to(dtype).nan_to_num(nan=0.0).clamp(0, largest))
-
-
-def scaled(scores: Tensor) -> Tensor:
-    """Scores [N] stretched to 0..1, in the working dtype; all 1 if all equal or not finite."""
-    scores = scores.to(working_dtype(scores.device))
-    low, high = scores.aminmax()
-    return ((scores - low) / (high - low)).nan_to_num(nan=1.0).clamp(0, 1)
-
-
-def _in_order_of_choice(item: Candidates, anchor: Tensor, chosen: Tensor) -> Tensor:
-    """Tokens [K] of an item: the anchor by falling relevance, then the others as chosen.
-
-    anchor: [N] bool; chosen: [K] of `Expansion`.
-    """
-    if item.relevance is None:
-        return chosen
-    relevance = item.relevance.nan_to_num(nan=-torch.inf)[chosen]  # last, as in the ranking
-    by_relevance = relevance.masked_fill(~anchor[chosen], -torch.inf)
-    order = by_relevance.sort(descending=True, stable=True).indices
-    return chosen[order]
-
-
-def anchored_units(item: Candidates, params: AnchorParams) -> list[Unit]:
-    """The units of an item that have an anchor, with its bounds; none without a query."""
-    if item.relevance is None:
-        return []
-    if item.units is None:
-        sizes = [len(item.features)]
-    else:
-        sizes = [len(list(group)) for _, group in groupby(item.units.tolist())]
-    units = []
-    start = 0
-    total = min(item.budget, sum(sizes))
-    for size, share in zip(sizes, counts.unit_budgets(total, sizes), strict=True):
-        minimum = counts.min_anchor(share)
-        if params.min_anchor is not None:
-            minimum = min(params.min_anchor, share)
-        maximum = counts.max_anchor(share, minimum, params.max_anchor_ratio)
-        if share:
-            units.append(Unit(start, size, minimum, maximum))
-        start += size
-    return units

@@ -30,6 +30,9 @@ from torch import Tensor
 
 GRID = 2.0**24
 
+MAX_DISTANCE = 2.0
+"""The largest cosine distance there is."""
+
 _NUMBERS_AT_ONCE = 2**22  # 32 MiB of float64
 
 
@@ -81,7 +84,7 @@ def distances(rows: Tensor, others: Tensor) -> Tensor:
         return torch.baddbmm(rows.new_ones(1, 1, 1), rows, others.mT, alpha=-1)
     found = torch.baddbmm(half_squares(rows)[:, :, None], rows, others.mT, alpha=-1)
     # The clamp is for opposites that are a bit longer than 1.
-    return found.add_(half_squares(others)[:, None]).clamp_max_(2)
+    return found.add_(half_squares(others)[:, None]).clamp_max_(MAX_DISTANCE)
 
 
 def rows_at_once(others: int) -> int:

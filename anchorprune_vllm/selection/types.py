@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.config import ORDERS, STAGES_2, Order, Stage2
 from anchorprune_vllm.selection.device import reads_are_free
 
 
@@ -40,8 +37,13 @@ class Candidates(NamedTuple):
     seed: int = 0  # of this media, the same whenever it is seen
 
     @property
+    def kept(self) -> int:
+        """K: the budget, or all tokens if there are fewer."""
+        return min(self.budget, len(self.features))
+
+    @property
     def context(self) -> Tensor:
-        """[N, D2], the features of Stage 2."""
+        """The features of Stage 2, [N, D2]."""
         return self.features if self.context_features is None else self.context_features
 
 
@@ -61,39 +63,6 @@ class KeptTokens(NamedTuple):
         if self.weights is None:
             return tokens[self.indices]
         return (self.weights.float() @ tokens.float()).to(tokens.dtype)
-
-
-@dataclass(frozen=True)
-class AnchorParams:
-    """The parameters of AnchorPrune, named and preset as in the paper."""
-
-    min_anchor: int | None = None  # K_min of every unit; None: the paper's schedule
-    tau: float = 0.2  # cosine distance above which a token counts as novel
-    patience: int = 3  # novel tokens at which the anchor ends
-    max_anchor_ratio: float = 0.5  # K_max as a share of the unit's budget
-    stage2: Stage2 = "importance"
-    order: Order = "native"
-
-    def __post_init__(self) -> None:
-        if self.min_anchor is not None and not _is_count(self.min_anchor):
-            raise ValueError(
-                f"min_anchor is {self.min_anchor!r}; give a whole number of tokens, 1 or more, "
-                "or None for the paper's schedule."
-            )
-        if not (_is_number(self.tau) and 0 <= self.tau <= 2):
-            raise ValueError(f"tau is {self.tau!r}; give a cosine distance from 0 to 2.")
-        if not _is_count(self.patience):
-            raise ValueError(f"patience is {self.patience!r}; give a whole number, 1 or more.")
-        if not (_is_number(self.max_anchor_ratio) and 0 < self.max_anchor_ratio <= 1):
-            raise ValueError(
-                f"max_anchor_ratio is {self.max_anchor_ratio!r}; give a share above 0 and up to 1."
-            )
-        for name, value, allowed in (
-            ("stage2", self.stage2, STAGES_2),
-            ("order", self.order, ORDERS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; give one of {', '.join(allowed)}.")
 
 
 def validate(item: Candidates, where: str = "") -> None:
@@ -157,7 +126,3 @@ def _unit_problems(units: Tensor, tokens: int) -> Iterator[str]:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1  # not a bool
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importance from the vision tower's own attention, without the N x N matrix.
-
-Queries and keys are taken by a forward pre-hook on the attention module: nothing is recomputed, and
-no forward method is copied.
-"""
+"""Importance from the vision tower's own attention, without the N x N matrix."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anchorprune_vllm.selection.kernels import runs_triton
-
-Measure = Callable[[Tensor, Tensor, Any], Tensor]
 
 # Of the attention matrix at a time: as much as stays in a cache, but enough rows to be worth the
 # reading of all keys for them. 1 KiB per token, less than a tower's own activations.
@@ -91,22 +83,3 @@ def received_in_blocks(query: Tensor, key: Tensor, segments: Sequence[int], scal
                 total += torch.softmax(logits, 2, out=weights).sum((0, 1))
         received.append(total / tokens)
     return torch.cat(received)
-
-
-@contextmanager
-def tap_attention(attention: nn.Module, measure: Measure) -> Iterator[list[Tensor]]:
-    """While entered, the list given gets what `measure` makes of each call of an attention module.
-
-    `measure` is given query and key, as the module is, and the module itself.
-    """
-    taken: list[Tensor] = []
-
-    def take(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        query, key = args[:2] if args else (kwargs["query"], kwargs["key"])
-        taken.append(measure(query, key, module))
-
-    handle = attention.register_forward_pre_hook(take, with_kwargs=True)
-    try:
-        yield taken
-    finally:
-        handle.remove()

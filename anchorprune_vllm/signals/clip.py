@@ -7,18 +7,11 @@ checkpoint never trains and vLLM drops, and `visual_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, CLIPModel
 
-from anchorprune_vllm.config import Similarity
-from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import Candidates
-from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastivePair
 
 
 class ClipQueryTokenizer:
@@ -49,7 +42,7 @@ class ClipQueryTokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), -1 if rows else 0)
 
 
-class ClipPair(TextPair):
+class ClipPair(ContrastivePair):
     """The half of a CLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -70,6 +63,10 @@ class ClipPair(TextPair):
             device,
         )
 
+    @property
+    def width(self) -> int:
+        return self._visual_projection.out_features
+
     def embed_patches(self, hidden: Tensor) -> Tensor:
         return self._visual_projection(self._post_layernorm(hidden))
 
@@ -77,7 +74,7 @@ class ClipPair(TextPair):
         return self._text_projection(self._text_model(input_ids=ids).pooler_output)
 
 
-CLIP = PairFamily(
+CLIP = ContrastiveFamily(
     name="CLIP",
     model_type="clip",
     sizes=("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"),
@@ -85,23 +82,3 @@ CLIP = PairFamily(
     query_tokenizer=ClipQueryTokenizer,
     load=ClipPair,
 )
-
-
-class ClipSignals:
-    """Signals of models with a CLIP tower: relevance and anchor novelty in CLIP space."""
-
-    def __init__(self, pair: TextPair, similarity: Similarity = "negated") -> None:
-        self._pair = pair
-        self._similarity = similarity
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        """One `Candidates` per item; media that several items share are embedded once."""
-        media = {id(item): item for item in features}
-        hidden = [item.hidden for item in media.values()]
-        embedded = F.normalize(self._pair.embed_patches(torch.cat(hidden)).float(), dim=-1)
-        patches_of = dict(zip(media, embedded.split([len(h) for h in hidden]), strict=True))
-        patches = [patches_of[id(item)] for item in features]
-        context = [item.hidden for item in features]
-        return self._pair.candidates(patches, context, features, plans, self._similarity)

@@ -21,17 +21,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from anchorprune_vllm.config import Similarity
-from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import Candidates
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 
 _CACHED_QUERIES = 1024
 _SEGMENTS_PER_CALL = 64
 
 
 @dataclass(frozen=True)
-class PairFamily:
+class ContrastiveFamily:
     """A kind of pair, and which checkpoint belongs to which vision tower."""
 
     name: str
@@ -41,7 +39,7 @@ class PairFamily:
     known: Mapping[tuple[int, ...], str]
     query_tokenizer: Callable[[str], Callable[[str], Tensor]]
     """Checkpoint to what turns query words into [segments, length] token ids."""
-    load: Callable[[str, torch.dtype, torch.device], TextPair]
+    load: Callable[[str, torch.dtype, torch.device], ContrastivePair]
     """Checkpoint to the half that the model lacks."""
 
     def find(self, vision_config: Any, given: str | None) -> str:
@@ -103,7 +101,7 @@ def _written(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())
 
 
-class TextPair(ABC):
+class ContrastivePair(ABC):
     """The half of a pair that the model lacks, on the model's device, in its dtype."""
 
     def __init__(self, parts: Sequence[nn.Module], device: torch.device) -> None:
@@ -118,6 +116,11 @@ class TextPair(ABC):
             for part in self._parts
             for tensor in itertools.chain(part.parameters(), part.buffers())
         ]
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """P, the size of the shared space."""
 
     @abstractmethod
     def embed_patches(self, hidden: Tensor) -> Tensor:
@@ -146,38 +149,6 @@ class TextPair(ABC):
             self._queries.popitem(last=False)
         return embeddings
 
-    def candidates(
-        self,
-        patches: Sequence[Tensor],
-        context: Sequence[Tensor],
-        features: Sequence[MediaFeatures],
-        plans: Sequence[ItemPlan],
-        similarity: Similarity,
-    ) -> list[Candidates]:
-        """One `Candidates` per item.
-
-        Relevance is negated similarity: the raw one favours background (paper, Stage 1), and is
-        there to be compared with.
-
-        patches: of each item, in the shared space, float32 [N, P], normalised.
-        context: of each item, the features of Stage 2 [N, D].
-        """
-        asked = [i for i, plan in enumerate(plans) if len(plan.query_ids)]
-        words = self.embed_queries([plans[i].query_ids for i in asked])
-        words_of = dict(zip(asked, words, strict=True))
-        sign = {"negated": -1.0, "raw": 1.0}[similarity]
-        return [
-            Candidates(
-                relevance=sign * torch.mv(patches[i], words_of[i]) if i in words_of else None,
-                features=patches[i],
-                importance=features[i].importance_or_empty,
-                budget=plan.kept,
-                context_features=context[i],
-                units=plan.units,
-            )
-            for i, plan in enumerate(plans)
-        ]
-
     def _encode(self, queries: Sequence[Tensor]) -> list[Tensor]:
         longest = max(ids.shape[1] for ids in queries)
         # The last token of a segment is one to fill up with: repeating it makes all as long.
@@ -190,3 +161,29 @@ class TextPair(ABC):
         )
         per_query = F.normalize(embeddings.float(), dim=-1).split([len(ids) for ids in queries])
         return [segments.mean(dim=0) for segments in per_query]
+
+
+class ContrastiveRelevance:
+    """Relevance by similarity with the question as a whole, in the space that a pair shares.
+
+    The paper negates the similarity, as the raw one favours the background (Stage 1); the raw one
+    is there to be compared with.
+    """
+
+    def __init__(self, pair: ContrastivePair, similarity: Similarity = "negated") -> None:
+        self._pair = pair
+        self._sign = {"negated": -1.0, "raw": 1.0}[similarity]
+
+    def __call__(
+        self, features: Sequence[MediaFeatures], questions: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the relevance [N] of each item's tokens; None: it has no question."""
+        relevance: list[Tensor | None] = [None] * len(features)
+        asked = [i for i, question in enumerate(questions) if len(question)]
+        embedded = self._pair.embed_queries([questions[i] for i in asked])
+        for i, words in zip(asked, embedded, strict=True):
+            patches = features[i].aligned
+            assert patches is not None
+            patches = F.normalize(patches.float(), dim=-1)
+            relevance[i] = self._sign * torch.mv(patches, words)
+        return relevance

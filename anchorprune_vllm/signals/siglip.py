@@ -8,18 +8,12 @@ this patch alone: the probe's attention is 1 then, whatever it asks for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, SiglipModel
 
-from anchorprune_vllm.config import Similarity
-from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import Candidates
-from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastivePair
 
 
 class SiglipQueryTokenizer:
@@ -50,7 +44,7 @@ class SiglipQueryTokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), self._length)
 
 
-class SiglipPair(TextPair):
+class SiglipPair(ContrastivePair):
     """The half of a SigLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -61,6 +55,10 @@ class SiglipPair(TextPair):
         self._post_layernorm = siglip.vision_model.post_layernorm.to(device)
         self._head = siglip.vision_model.head.to(device)
         super().__init__([self._text_model, self._post_layernorm, self._head], device)
+
+    @property
+    def width(self) -> int:
+        return self._post_layernorm.normalized_shape[0]
 
     def embed_patches(self, hidden: Tensor) -> Tensor:
         attention = self._head.attention
@@ -73,7 +71,7 @@ class SiglipPair(TextPair):
         return self._text_model(input_ids=ids).pooler_output
 
 
-SIGLIP = PairFamily(
+SIGLIP = ContrastiveFamily(
     name="SigLIP",
     model_type="siglip",
     # Not the number of layers: models leave out the last.
@@ -82,28 +80,3 @@ SIGLIP = PairFamily(
     query_tokenizer=SiglipQueryTokenizer,
     load=SiglipPair,
 )
-
-
-class SiglipSignals:
-    """Signals of models that pool their patches.
-
-    A token's row has three parts: its projected embedding, its hidden state, and its embedding in
-    SigLIP space, each pooled by itself. Pooling does not commute with what makes the others of the
-    hidden state.
-    """
-
-    def __init__(
-        self, pair: TextPair, part_sizes: Sequence[int], similarity: Similarity = "negated"
-    ) -> None:
-        self._pair = pair
-        self._similarity = similarity
-        self._part_sizes = list(part_sizes)
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        """One `Candidates` per item."""
-        parts = [item.hidden.split(self._part_sizes, dim=1) for item in features]
-        patches = [F.normalize(embedded.float(), dim=-1) for _, _, embedded in parts]
-        context = [hidden for _, hidden, _ in parts]
-        return self._pair.candidates(patches, context, features, plans, self._similarity)

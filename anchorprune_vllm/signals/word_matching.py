@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorprune_vllm.config import Matching
-from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import Candidates
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 
 EmbedWords = Callable[[Tensor], Tensor]
 """Token ids [M] on the CPU to embeddings [M, H]."""
@@ -25,62 +23,43 @@ _WORDS_AT_ONCE = 512
 """A question may be as long as the context of the model: no more of it is embedded at a time."""
 
 
-class MatchingSignals:
-    """Signals of models that project visual tokens among the embeddings of words.
+class WordMatching:
+    """Relevance for models that project visual tokens among the embeddings of words.
 
     embed_words: token ids [M] on the CPU to embeddings [M, H]; under tensor parallelism the same on
-    all ranks.
-    size: H, where rows are wider (DeepStack's levels lie behind it); None: they are not.
+        all ranks.
+    size: H, where rows are wider (the levels of DeepStack are behind it); None: they are not.
     """
 
     def __init__(
-        self,
-        embed_words: EmbedWords,
-        matching: Matching = "max",
-        size: int | None = None,
+        self, embed_words: EmbedWords, matching: Matching = "max", size: int | None = None
     ) -> None:
         self._embed_words = embed_words
         self._size = size
         self._match = {"max": best_match, "mean": mean_match}[matching]
 
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        """One `Candidates` per item."""
-        tokens = [item.hidden for item in features]
-        if self._size is not None:
-            tokens = [rows[:, : self._size] for rows in tokens]
-        relevance = self._relevance(tokens, plans)
-        return [
-            Candidates(
-                relevance=relevance.get(i),
-                features=rows,
-                importance=item.importance_or_empty,
-                budget=plan.kept,
-                units=plan.units,
-            )
-            for i, (rows, item, plan) in enumerate(zip(tokens, features, plans, strict=True))
-        ]
-
-    def _relevance(self, tokens: Sequence[Tensor], plans: Sequence[ItemPlan]) -> dict[int, Tensor]:
-        """Return the relevance [N] of the tokens of each item that has a question.
+    def __call__(
+        self, features: Sequence[MediaFeatures], questions: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the relevance [N] of each item's tokens; None: it has no question.
 
         The words of all questions are embedded together, some at a time.
         """
-        asked = [i for i, plan in enumerate(plans) if plan.query_ids.numel()]
+        relevance: list[Tensor | None] = [None] * len(features)
+        asked = [i for i, question in enumerate(questions) if question.numel()]
         if not asked:
-            return {}
-        ids = torch.cat([plans[i].query_ids.flatten() for i in asked])
-        relevance: dict[int, Tensor] = {}
+            return relevance
+        ids = torch.cat([questions[i].flatten() for i in asked])
         for start in range(0, len(ids), _WORDS_AT_ONCE):
             words = self._embed_words(ids[start : start + _WORDS_AT_ONCE])
             words = F.normalize(words.float(), dim=-1)
             first = 0  # word of the item, among those of all items
             for i in asked:
-                total = plans[i].query_ids.numel()
+                total = questions[i].numel()
                 part = words[max(0, first - start) : max(0, first + total - start)]
                 if len(part):
-                    relevance[i] = self._match(tokens[i], part, total, relevance.get(i))
+                    tokens = features[i].rows[:, : self._size]
+                    relevance[i] = self._match(tokens, part, total, relevance[i])
                 first += total
         return relevance
 

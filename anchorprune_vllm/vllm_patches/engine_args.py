@@ -37,10 +37,10 @@ def wrap_create_model_config(original: Any) -> Any:
 
 def check_model_config(engine_args: Any, model_config: Any) -> None:
     """Refuse settings that cannot work, at start-up, in one line."""
-    from anchorprune_vllm.plugin import check_model
+    from anchorprune_vllm.startup import prepare_model
 
     try:
-        check_model(engine_args, model_config)
+        prepare_model(engine_args, model_config)
     except ValueError as error:
         overrides = engine_args.hf_overrides
         settings = overrides.get(CONFIG_KEY) if isinstance(overrides, dict) else None

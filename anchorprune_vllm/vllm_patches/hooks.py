@@ -129,7 +129,7 @@ HOOKS = (
         "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.get_freed_mm_hashes",
     ),
     Hook(
-        "plugin.py",
+        "startup.py",
         "ec_manager_config",
         "set in the engine's arguments: names the class that counts",
         "vllm.config:EncoderCacheManagerConfig",
@@ -173,7 +173,7 @@ HOOKS = (
         "vllm.model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features",
     ),
     Hook(
-        "signals/attention.py",
+        "models/tower_taps.py",
         "register_forward_pre_hook",
         "takes query and key on their way into the encoder's attention",
         "vllm.model_executor.layers.attention.mm_encoder_attention:MMEncoderAttention.forward",
@@ -227,7 +227,7 @@ HOOKS = (
         "vllm.multimodal.inputs:BaseMultiModalField.reduce_data",
     ),
     Hook(
-        "plugin.py",
+        "startup.py",
         "_MODEL_ARCH_BY_HASH",
         "emptied: vLLM remembers the class of a model whatever its config",
         "vllm.model_executor.model_loader.utils:_MODEL_ARCH_BY_HASH",

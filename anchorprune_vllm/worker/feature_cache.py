@@ -4,57 +4,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.signals.features import MediaFeatures
+
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Of what is kept of a token: shape and dtype of each part of its `MediaFeatures`."""
-
-
-@dataclass(frozen=True)
-class MediaFeatures:
-    """What selection needs of one image or video: depends on the media alone, on no question."""
-
-    hidden: Tensor
-    """[N, D]: the selected hidden layer, in the model's dtype."""
-    importance: Tensor | None = None
-    """float32 [N], for methods that need it."""
-    keys: Tensor | None = None
-    """[N, heads, head size], for methods that need them."""
-    object_attention: Tensor | None = None
-    """float32 [N], for methods that need it."""
-
-    @property
-    def importance_or_empty(self) -> Tensor:
-        """[N], or [0] for methods that do not look at it: one that does would notice."""
-        return self.hidden.new_empty(0) if self.importance is None else self.importance
-
-    def parts(self) -> dict[str, Tensor]:
-        """Those that are there."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def regrouped(self, split: Callable[[Tensor], Sequence[Tensor]]) -> list[MediaFeatures]:
-        """One of each group that `split` makes of a part."""
-        groups = {name: split(part) for name, part in self.parts().items()}
-        return [
-            MediaFeatures(**dict(zip(groups, group, strict=True)))
-            for group in zip(*groups.values(), strict=True)
-        ]
-
-    @classmethod
-    def joined(cls, pieces: Sequence[MediaFeatures]) -> MediaFeatures:
-        """Tokens of all pieces, one behind the other."""
-        names = pieces[0].parts()
-        return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
+"""Shape and dtype of each cached field of `MediaFeatures`, per token."""
 
 
 class FeatureCache:
-    """Least recently used `MediaFeatures`, in memory that is taken once, at construction.
+    """A cache of `MediaFeatures`, in memory that is taken once, at construction.
+
+    What was used least recently goes first.
 
     Memory is cut into pages of `page_tokens` tokens; an item owns as many as it needs. `get` gives
     views of the pages where it can: use them before the next `put`.
@@ -76,12 +41,12 @@ class FeatureCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of all pages."""
+        """The bytes of all pages."""
         return self._pages * self._page_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Of pages that hold an item."""
+        """The bytes of the pages that hold an item."""
         return (self._pages - len(self._free)) * self._page_bytes
 
     def get(self, key: Hashable) -> MediaFeatures | None:
@@ -93,7 +58,7 @@ class FeatureCache:
 
     def put(self, key: Hashable, features: MediaFeatures) -> None:
         """Keep a copy, in place of what was used least recently; too large an item is not kept."""
-        tokens = len(features.hidden)
+        tokens = len(features.rows)
         needed = -(-tokens // self._page_tokens)
         if key in self._entries or needed > self._pages:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VisualPruner`: what every pruned model does between vision tower and language model.
+"""`VisualPruner`: what every pruned model does between vision tower and language media.
 
 encode (or take from the feature cache) -> signals -> select -> gather K rows -> project.
 """
@@ -19,31 +19,24 @@ from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.metrics.stopwatch import Stopwatch
 from anchorprune_vllm.plan import ItemPlan, MediaKey
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.worker.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures, Relevance
+from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.frame_text import put_among_text
 from anchorprune_vllm.worker.positions import MediaPositions, with_positions
 from anchorprune_vllm.worker.shares import select_with_shares
 
 
-class Signals(Protocol):
-    """Turns tower outputs and questions into what selection ranks by."""
+class MediaBatch(Protocol):
+    """The images or videos of one call, as a model gives them to the pruner, by their index."""
 
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]: ...
-
-
-class PrunableModel(Protocol):
-    """The parts of a vision-language model that the pruner calls, on items given by index."""
+    project: Callable[[Tensor], Tensor] | None
+    """Makes rows of the language model [K, H] of the tower's [K, D2]; None: features have them."""
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         """Run the vision tower."""
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         """The model's own unpruned path: [N, H] for each item."""
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Hidden features to language-model embeddings: [K, D] to [K, H]."""
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
         """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
@@ -53,19 +46,28 @@ class PrunableModel(Protocol):
 
 
 class VisualPruner:
-    """Embeds media items, each pruned by its plan."""
+    """Embeds images and videos, each pruned by its plan.
+
+    relevance: compares them with questions; None: the method compares nothing.
+    cache: keeps what the tower gave for recent media.
+    max_encoder_tokens: the largest call of the vision tower, in unpruned tokens.
+    embedding_size: H of the language model; rows may be wider.
+    embed_text: token ids [M] to embeddings [M, H], for text that is embedded among kept tokens.
+    """
 
     def __init__(
         self,
-        signals: Signals,
+        relevance: Relevance | None,
         method: Method,
         cache: FeatureCache,
         max_encoder_tokens: int,
+        embedding_size: int,
         metrics: SelectionMetrics | None = None,
         embed_text: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._metrics = metrics
-        self._signals = signals
+        self._relevance = relevance
+        self._embedding_size = embedding_size
         self._method = method
         self._cache = cache
         self._max_encoder_tokens = max_encoder_tokens
@@ -76,22 +78,20 @@ class VisualPruner:
         """Whether dummy items were embedded."""
         self._show_cache()
 
-    def embed(self, model: PrunableModel, plans: Sequence[ItemPlan]) -> list[Tensor]:
+    def embed(self, media: MediaBatch, plans: Sequence[ItemPlan]) -> list[Tensor]:
         """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
         whole = [i for i, plan in enumerate(plans) if plan.keeps_all]
         pruned = [i for i, plan in enumerate(plans) if not plan.keeps_all]
         embedded: dict[int, Tensor] = {}
         for batch in self._tower_batches(whole, plans):  # exactly as vLLM would: views of one batch
-            for i, rows in zip(batch, model.embed_whole(batch), strict=True):
-                positions = model.positions(i, plans[i])
+            for i, rows in zip(batch, media.embed_unpruned(batch), strict=True):
+                positions = media.positions(i, plans[i])
                 embedded[i] = rows if positions is None else with_positions(rows, positions)
         if pruned:
-            embedded.update(self._embed_pruned(model, pruned, plans))
+            embedded.update(self._embed_pruned(media, pruned, plans))
         return [embedded[i] for i in range(len(plans))]
 
-    def warm_up(
-        self, model: PrunableModel, plans: Sequence[ItemPlan], budget: Budget
-    ) -> list[Tensor]:
+    def warm_up(self, media: MediaBatch, plans: Sequence[ItemPlan], budget: Budget) -> list[Tensor]:
         """Embed vLLM's dummy items, first pruned to a budget and then whole: returns the latter.
 
         What a request compiles is compiled then, and vLLM's profiling sees the memory of both.
@@ -99,17 +99,17 @@ class VisualPruner:
         candidates = plans[0].tokens.candidates  # the same of all
         kept = max(1, min(budget.tokens(candidates), candidates - 1))
         # Each of them another media, as in the largest batch that a step may have.
-        media = [(0, number) for number in range(len(plans))]
-        pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, media, strict=True)]
+        keys = [(0, number) for number in range(len(plans))]
+        pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, keys, strict=True)]
         items = list(range(len(plans)))
         if self._method.most_tokens is None or candidates <= self._method.most_tokens:
-            self._prune(model, items, pruned)
+            self._prune(media, items, pruned)
         else:  # such a request is refused
-            self._features(model, items, pruned)
+            self._features(media, items, pruned)
         self.selection_time = Stopwatch()
         self.forget_media()
         self.is_warm = True
-        return self.embed(model, plans)
+        return self.embed(media, plans)
 
     def use_cache(self, make: Callable[[], FeatureCache]) -> None:
         """Take another cache, once it is known how large a row is."""
@@ -145,9 +145,9 @@ class VisualPruner:
             yield batch
 
     def _embed_pruned(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> dict[int, Tensor]:
-        embeddings, kept, encoded = self._prune(model, items, plans)
+        embeddings, kept, encoded = self._prune(media, items, plans)
         if self._metrics is not None:
             asked = zip(items, kept, strict=True)
             anchors = [tokens.is_anchor for i, tokens in asked if plans[i].query_ids.numel()]
@@ -155,21 +155,21 @@ class VisualPruner:
         return embeddings
 
     def _prune(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[dict[int, Tensor], list[KeptTokens], int]:
         """Return the embeddings of items, what is kept of each, and how many media were encoded."""
-        features, encoded = self._features(model, items, plans)
-        with self.selection_time.timing(len(items), features[0].hidden.device):
+        features, encoded = self._features(media, items, plans)
+        with self.selection_time.timing(len(items), features[0].rows.device):
             asked = [plans[i] for i in items]
-            candidates = self._candidates(model, features, asked)
+            candidates = self._candidates(media, features, asked)
             kept = select_with_shares(
                 self._method.select, candidates, [plan.shares for plan in asked]
             )
-        rows = [k.rows_of(f.hidden) for f, k in zip(features, kept, strict=True)]
-        projected = model.project(torch.cat(rows)).split([len(row) for row in rows])
+        rows = [k.rows_of(f.rows) for f, k in zip(features, kept, strict=True)]
+        parts = self._language_rows(media, rows)
         embeddings = {}
-        for i, part, tokens in zip(items, projected, kept, strict=True):
-            positions, places = model.positions(i, plans[i]), tokens.indices
+        for i, part, tokens in zip(items, parts, kept, strict=True):
+            positions, places = media.positions(i, plans[i]), tokens.indices
             # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
             if plans[i].moves_text:
                 assert self._embed_text is not None
@@ -180,43 +180,70 @@ class VisualPruner:
                 part if positions is None else with_positions(part, positions.of(places))
             )
         # Only now: what the cache gave above are views of pages that this may overwrite.
-        for media, media_features in encoded.items():
-            self._cache.put(media, media_features)
+        for key, media_features in encoded.items():
+            self._cache.put(key, media_features)
         return embeddings, kept, len(encoded)
 
     def _candidates(
-        self, model: PrunableModel, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
-        """The items with all that the method needs."""
-        projected: Sequence[Tensor | None] = [None] * len(features)
+        """Describe the items with all that the method needs."""
+        questions = [plan.query_ids for plan in plans]
+        relevance: Sequence[Tensor | None] = [None] * len(plans)
+        if self._relevance is not None:
+            relevance = self._relevance(features, questions)
+        projected: Sequence[Tensor | None] = [None] * len(plans)
         if "projected" in self._method.needs:
-            hidden = [item.hidden for item in features]
-            projected = model.project(torch.cat(hidden)).split([len(rows) for rows in hidden])
+            projected = self._language_rows(media, [item.rows for item in features])
         return [
-            item._replace(
-                projected=rows,
-                keys=given.keys,
-                object_attention=given.object_attention,
-                grids=plan.tokens.grids,
-                seed=plan.media_key[0],
-            )
-            for item, rows, given, plan in zip(
-                self._signals.candidates(features, plans), projected, features, plans, strict=True
-            )
+            self._candidates_of(*item)
+            for item in zip(features, plans, relevance, projected, strict=True)
         ]
 
+    def _candidates_of(
+        self,
+        features: MediaFeatures,
+        plan: ItemPlan,
+        relevance: Tensor | None,
+        projected: Tensor | None,
+    ) -> Candidates:
+        context = features.rows[:, : self._embedding_size]
+        if features.context is not None:
+            context = features.context
+        importance = features.importance
+        return Candidates(
+            relevance=relevance,
+            features=context if features.aligned is None else features.aligned,
+            # A method that does not ask for importance and reads it all the same would notice.
+            importance=context.new_empty(0) if importance is None else importance,
+            budget=plan.kept,
+            context_features=context,
+            units=plan.units,
+            projected=projected,
+            keys=features.keys,
+            object_attention=features.object_attention,
+            grids=plan.tokens.grids,
+            seed=plan.media_key[0],
+        )
+
+    def _language_rows(self, media: MediaBatch, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the rows of the language model that `rows` of items are, or become."""
+        if media.project is None:
+            return rows
+        return media.project(torch.cat(list(rows))).split([len(each) for each in rows])
+
     def _features(
-        self, model: PrunableModel, items: list[int], plans: Sequence[ItemPlan]
+        self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
         """Tower outputs of each item, and those among them that the cache does not have yet.
 
         The tower runs once for each media, however many items share it.
         """
-        media = [plans[i].media_key for i in items]
-        cached = {key: self._cache.get(key) for key in media}
-        missing = {key: i for key, i in zip(media, items, strict=True) if cached[key] is None}
+        keys = [plans[i].media_key for i in items]
+        cached = {key: self._cache.get(key) for key in keys}
+        missing = {key: i for key, i in zip(keys, items, strict=True) if cached[key] is None}
         encoded: dict[MediaKey, MediaFeatures] = {}
         for batch in self._tower_batches(list(missing.values()), plans):
-            keys = [plans[i].media_key for i in batch]
-            encoded.update(zip(keys, model.encode(batch), strict=True))
-        return [cached[key] or encoded[key] for key in media], encoded
+            in_batch = [plans[i].media_key for i in batch]
+            encoded.update(zip(in_batch, media.encode(batch), strict=True))
+        return [cached[key] or encoded[key] for key in keys], encoded

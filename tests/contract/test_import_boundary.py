@@ -1,13 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing a part of the package may load; in a fresh process, as this one has loaded all."""
+"""Which part of the package may import which, and what an import may load."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "anchorprune_vllm"
+
+# A folder, and what its files never import. Whoever wants to cross a border moves code instead.
+BORDERS = {
+    "api": {"worker", "models", "engine_core", "startup"},
+    "worker": {"api", "models", "engine_core", "startup"},
+    "engine_core": {"api", "worker", "models", "startup"},
+    "selection": {"api", "worker", "models", "signals", "methods", "metrics", "plan", "config"},
+    "signals": {"api", "worker", "models", "methods", "metrics", "plan"},
+    "methods": {"api", "worker", "models", "signals", "metrics", "plan"},
+    "metrics": {"api", "worker", "models", "selection.batch", "startup"},
+    "models": {"startup", "plugin"},
+}
+TOOLS = {"commands", "testing"}
+"""What the served product never imports."""
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def is_within(module: str, part: str) -> bool:
+    return f"{module}.".startswith(f"anchorprune_vllm.{part}.")
+
+
+@pytest.mark.parametrize("folder", BORDERS)
+def test_borders(folder):
+    crossed = {
+        f"{file.relative_to(PACKAGE)} imports {module}"
+        for file in (PACKAGE / folder).rglob("*.py")
+        for module in imports(file)
+        for part in BORDERS[folder]
+        if is_within(module, part)
+    }
+    assert crossed == set()
+
+
+def test_the_product_never_imports_its_tools():
+    files = [f for f in PACKAGE.rglob("*.py") if f.relative_to(PACKAGE).parts[0] not in TOOLS]
+    crossed = {
+        f"{file.relative_to(PACKAGE)} imports {module}"
+        for file in files
+        for module in imports(file)
+        for part in TOOLS
+        if is_within(module, part)
+    }
+    assert crossed == set()
+
+
+@pytest.mark.parametrize("folder", ["selection", "signals", "methods"])
+def test_these_know_nothing_of_vllm(folder):
+    for file in (PACKAGE / folder).rglob("*.py"):
+        assert not [m for m in imports(file) if m.split(".")[0] == "vllm"], file
 
 
 def loaded_by(module: str, candidates: list[str]) -> list[str]:
@@ -29,6 +90,7 @@ def loaded_by(module: str, candidates: list[str]) -> list[str]:
     ],
 )
 def test_import_does_not_load(module, forbidden):
+    """Checked in a fresh process, as this one has loaded all."""
     assert loaded_by(module, forbidden) == []
 
 

@@ -40,7 +40,7 @@ def test_unpruned(odd_model: Path, pool: str, newline: str) -> None:
         (given,) = answer(llm, request(question, video))
         (outputs,) = llm.collective_rpc(take_outputs)
     with torch.inference_mode():
-        rows = reference.embed_prompt(prompt_of(question, 0, 1), [reference.embed_whole(video)])
+        rows = reference.embed_prompt(prompt_of(question, 0, 1), [reference.embed_unpruned(video)])
         for token, states in zip(given, outputs, strict=True):
             expected = reference.hidden_states(rows, torch.arange(rows.shape[1])[None])
             # The whole prompt at first, then one token at a time.

@@ -29,7 +29,7 @@ def kept_by(
     method = method_of(PruneConfig(budget=budget, **settings))
     relevance = torch.from_numpy(reference._relevance(tokens, question))
     item = Candidates(
-        relevance=relevance if method.asks else None,
+        relevance=relevance if method.uses_query else None,
         features=torch.from_numpy(tokens.features),
         importance=torch.from_numpy(tokens.importance),
         budget=budget,

@@ -12,7 +12,7 @@ from vllm.config import ECTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import anchorprune_vllm
-from anchorprune_vllm.plugin import check_model
+from anchorprune_vllm.startup import prepare_model
 from anchorprune_vllm.vllm_patches.hooks import Hook, HookGone
 
 PRODUCER = {"ec_connector": "ECExampleConnector", "ec_role": "ec_producer"}
@@ -86,7 +86,7 @@ def test_a_vllm_without_what_is_only_refused(model: Path, monkeypatch: pytest.Mo
         "multimodal_config",
         Without(model_config.multimodal_config, "video_pruning_rate"),
     )
-    check_model(newer, model_config)
+    prepare_model(newer, model_config)
 
 
 def test_a_missing_hook_is_named_before_anything_is_refused(

@@ -16,7 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
 from anchorprune_vllm.models.general.adapter import GeneralModel
-from anchorprune_vllm.models.llava.contrastive import PairedPrunedModel
+from anchorprune_vllm.models.llava.contrastive import ContrastivePrunedModel
 from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 
 
@@ -120,7 +120,7 @@ def test_another_kind_of_tower_is_for_the_general_adapter(
     (tmp_path / "config.json").write_text(json.dumps(config))
     unpruned = EngineArgs(model=str(tmp_path)).create_model_config()
     get_model_architecture(unpruned)  # vLLM remembers the class
-    for path, adapter in ((tmp_path, GeneralModel), (model, PairedPrunedModel)):
+    for path, adapter in ((tmp_path, GeneralModel), (model, ContrastivePrunedModel)):
         served, _ = get_model_architecture(start(path))
         assert issubclass(served, adapter)
     with pytest.raises(ValueError, match=r"needs no text encoder.*leave out --anchorprune-text"):

@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anchorprune_vllm.selection import AnchorParams, Candidates, batch, select_batch
-from anchorprune_vllm.selection.anchor import Unit
-from anchorprune_vllm.selection.batch import anchored_units
 from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+from anchorprune_vllm.selection.units import Unit, anchored_units
 
 KERNELS_OF = {"sort": 8}  # operations of torch that launch several kernels, and at most how many
 _NO_KERNEL = ("empty", "empty_like", "new_empty", "scalar_tensor")
@@ -66,8 +65,7 @@ def count_launches(items: Sequence[Candidates]) -> list[Launch]:
     params = AnchorParams()
     units = [unit for item in items for unit in anchored_units(item, params)]
     sizes = [len(item.features) for item in items]
-    budgets = [min(item.budget, size) for item, size in zip(items, sizes, strict=True)]
-    group, *more = gpu.groups(sizes, budgets)
+    group, *more = gpu.groups(sizes, [item.kept for item in items])
     if more or not gpu.fits(max(sizes)):
         raise ValueError("the distances of all items must fit the workspace at once")
     launches: list[Launch] = []
@@ -83,8 +81,7 @@ def count_launches(items: Sequence[Candidates]) -> list[Launch]:
             recorder = _KernelRecorder(work, launches)
             patches.enter_context(mock.patch.object(module, name, recorder))
         for module, name, result in (
-            (batch, "anchoring", gpu_anchor.relevance_anchors),
-            (batch, "device_expansion", gpu.expand),
+            (batch, "runs_triton", True),
             (gpu, "compile_for", None),
         ):
             patches.enter_context(mock.patch.object(module, name, return_value=result))

@@ -27,7 +27,7 @@ from anchorprune_vllm.commands.bench.measure import (
 )
 from anchorprune_vllm.commands.bench.towers import beside
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
-from anchorprune_vllm.selection.batch import anchored_units
+from anchorprune_vllm.selection.units import anchored_units
 
 Selector = Callable[[Candidates], Tensor]
 """Returns the indices of the tokens to keep, ascending."""
@@ -112,8 +112,7 @@ def straightforward(item: Candidates) -> Tensor:
     features, context = (F.normalize(x.float(), dim=-1) for x in (item.features, item.context))
     kept: list[int] = []
     for unit in anchored_units(item, params):
-        relevance = item.relevance[unit.start : unit.start + unit.size]
-        order = (unit.start + relevance.argsort(descending=True)).tolist()
+        order = (unit.start + item.relevance[unit.tokens].argsort(descending=True)).tolist()
         novel, end = 0, unit.minimum
         while end < unit.maximum and novel < params.patience:
             distance = (1 - features[order[: unit.minimum]] @ features[order[end]]).min()

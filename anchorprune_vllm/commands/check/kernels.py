@@ -11,16 +11,19 @@ from torch import Tensor
 
 from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
 from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
-from anchorprune_vllm.selection import expansion as plain
-from anchorprune_vllm.selection.anchor import relevance_anchors
-from anchorprune_vllm.selection.batch import anchored_units
-from anchorprune_vllm.selection.exact_cosine import distances, unit_rows, working_dtype
+from anchorprune_vllm.selection.anchorprune import contextual_expansion, protected_anchor
+from anchorprune_vllm.selection.exact_cosine import (
+    MAX_DISTANCE,
+    distances,
+    unit_rows,
+    working_dtype,
+)
 from anchorprune_vllm.selection.kernels import (
-    anchoring,
     expand_item,
     host_expansion,
     runs_triton,
 )
+from anchorprune_vllm.selection.scores import Score
 from anchorprune_vllm.signals.attention import received_attention, received_in_blocks
 
 LARGEST_REGRET = 1e-5
@@ -44,11 +47,11 @@ def check_choices(
                 item = random_item(tokens, width, budget, dtype)
                 anchor = _anchor(item, _CPU)
                 anchors_differ += not torch.equal(_anchor(item, device).cpu(), anchor)
-                score = plain.Score(item.importance.to(device, working_dtype(device)))
+                score = Score(item.importance.to(device, working_dtype(device)))
                 chosen = expand_item(item.features.to(device), score, anchor.to(device), budget)
                 worst = max(worst, regret(item.features, item.importance, anchor, chosen.cpu()))
                 tried += 1
-    with_numba = device.type == "cpu" and host_expansion() is not plain.expand
+    with_numba = device.type == "cpu" and host_expansion() is not contextual_expansion
     form = "Triton" if runs_triton(device) else "numba" if with_numba else "torch"
     found = f"{form}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
     if device.type == "cpu":
@@ -95,17 +98,11 @@ def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Can
 
 def _anchor(item: Candidates, device: torch.device) -> Tensor:
     """Return the anchor [N] of an item by the kernel of a device; on the CPU, by plain torch."""
-    assert item.relevance is not None
-    params = AnchorParams()
-    form = relevance_anchors if device.type == "cpu" else anchoring(device)
-    (anchor,) = form(
-        [item.relevance.to(device)],
-        [item.features.to(device)],
-        [anchored_units(item, params)],
-        params.tau,
-        params.patience,
-    )
-    return anchor
+    if device.type == "cpu":
+        return protected_anchor(item, AnchorParams())
+    (kept,) = select_batch([_moved(item, device)], AnchorParams())
+    anchor = torch.zeros(len(item.features), dtype=torch.bool, device=device)
+    return anchor.scatter_(0, kept.indices, kept.is_anchor)
 
 
 def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> float:
@@ -118,7 +115,7 @@ def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> 
         chosen: [K] in the order of choice.
     """
     rows = unit_rows(features)[None]
-    novelty = rows.new_full(anchor.shape, plain.MAX_DISTANCE)
+    novelty = rows.new_full(anchor.shape, MAX_DISTANCE)
     taken = torch.zeros_like(anchor)
     worst = 0.0
     for step, choice in enumerate(chosen.tolist()):

@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.commands.options import (
     add_budgets,
     add_engine_args,
@@ -21,7 +20,7 @@ from anchorprune_vllm.commands.options import (
     engine_args,
     positive,
 )
-from anchorprune_vllm.config import POSITIONS
+from anchorprune_vllm.config import POSITIONS, SCOPES
 
 
 def add_eval(commands: Any) -> None:

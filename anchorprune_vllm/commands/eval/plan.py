@@ -73,7 +73,7 @@ def engine_runs(
                 settings["text_encoder"] = text_encoder
             if place is not None:
                 settings["positions"] = place
-            asks = known.method_of(PruneConfig.from_dict(settings)).asks
+            asks = known.method_of(PruneConfig.from_dict(settings)).uses_query
             yield EngineRuns(
                 settings,
                 tuple(

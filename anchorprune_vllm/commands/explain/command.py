@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.api.query import SCOPES
 from anchorprune_vllm.commands.options import (
     add_budgets,
     add_engine_args,
@@ -16,6 +15,7 @@ from anchorprune_vllm.commands.options import (
     add_text_encoder,
     engine_args,
 )
+from anchorprune_vllm.config import SCOPES
 
 
 def add_explain(commands: Any) -> None:

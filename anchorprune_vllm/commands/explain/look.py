@@ -21,9 +21,9 @@ from anchorprune_vllm.commands.explain.views import View, view_of
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods.registry import ANCHORPRUNE, method_of
 from anchorprune_vllm.plan import ItemPlan
-from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens
-from anchorprune_vllm.selection.anchor import walk_ranks
-from anchorprune_vllm.selection.batch import anchored_units as bounds_of_anchors
+from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.selection.anchorprune import relevance_anchor
+from anchorprune_vllm.selection.units import anchored_units
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from anchorprune_vllm.testing.selections import recorded_selections
 
@@ -81,7 +81,7 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
         view_of(loaded, modality, kwargs, plan.tokens, asked.media.picture()),
         MethodView(
             method=method,
-            looks_at_question=method_of(config).asks,
+            looks_at_question=method_of(config).uses_query,
             relevance=_numbers(plan, parts, "relevance"),
             importance=_numbers(plan, parts, "importance"),
             panels=tuple(panels),
@@ -147,28 +147,24 @@ def _anchors(part: Part, config: PruneConfig) -> list[UnitAnchor]:
     if config.method != ANCHORPRUNE:
         return []
     given = part.given
-    params = AnchorParams(config.min_anchor, config.tau, config.patience, config.max_anchor_ratio)
-    bounds = bounds_of_anchors(given, params)
-    if given.relevance is None or not bounds:
+    if given.relevance is None:
         return []
-    walk = walk_ranks([given.relevance], [given.features], [bounds], config.tau, config.patience)
     shares = unit_budgets(given.budget, [rows * columns for rows, columns in given.grids])
     numbers = [0] * len(given.features) if given.units is None else given.units.tolist()
     found = []
-    for unit, token, novel, kept in zip(
-        bounds, walk.token.tolist(), walk.novel.tolist(), walk.kept.tolist(), strict=True
-    ):
-        anchor = [rank for rank, is_in in enumerate(kept) if is_in]
-        new = tuple(token[rank] + part.first_token for rank in anchor if novel[rank])
+    for unit in anchored_units(given, config.anchor):
+        relevance, features = given.relevance[unit.tokens], given.features[unit.tokens]
+        anchor = relevance_anchor(relevance, features, unit, config.anchor)
+        novel = anchor.ranking[anchor.is_kept & anchor.is_novel] + unit.start + part.first_token
         found.append(
             UnitAnchor(
                 unit=numbers[unit.start] + part.first_unit,
                 budget=shares[numbers[unit.start]],
                 minimum=unit.minimum,
-                size=len(anchor),
+                size=int(anchor.is_kept.sum()),
                 maximum=unit.maximum,
-                novel=new,
-                ended_by="novel tokens" if len(new) == config.patience else "K_max",
+                novel=tuple(novel.tolist()),
+                ended_by="novel tokens" if len(novel) == config.anchor.patience else "K_max",
             )
         )
     return found

@@ -22,7 +22,7 @@ from transformers.models.llava_next.modeling_llava_next import (
 
 from anchorprune_vllm.models.families.plain import Consecutive
 from anchorprune_vllm.models.general.adapter import GeneralModel
-from anchorprune_vllm.models.llava.llava_next import PrunedLlavaNext, places_of
+from anchorprune_vllm.models.llava.llava_next import PrunedLlavaNext, unpruned_index_of
 from anchorprune_vllm.models.llava.llava_onevision import OnevisionPrunedModel
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.testing.local_model import LocalModel
@@ -104,7 +104,7 @@ def view_of(
 def _base_and_crops(model: LocalModel, pixels: Tensor, image_size: Tensor) -> list[_Part]:
     """LLaVA-NeXT: candidates are the patches of each tile that show the picture."""
     config = model.model.config
-    places = places_of(config, image_size)  # [1 + crops, patches]
+    places = unpruned_index_of(config, image_size)  # [1 + crops, patches]
     _, columns = _crop_grid(config, image_size)
     parts = []
     for number, picture in enumerate(_tiles(model, pixels[: len(places)])):

@@ -16,8 +16,8 @@ from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.signals.attention import received_attention
-from anchorprune_vllm.signals.word_matching import EmbedWords, MatchingSignals
-from anchorprune_vllm.worker.pruner import Signals
+from anchorprune_vllm.signals.features import Relevance
+from anchorprune_vllm.signals.word_matching import EmbedWords, WordMatching
 
 
 class Family:
@@ -134,7 +134,7 @@ class Family:
         """
         return received_attention(query, key, segments, scale)
 
-    def relevance(self, embed_words: EmbedWords, matching: Matching, size: int) -> Signals:
+    def relevance(self, embed_words: EmbedWords, matching: Matching, size: int) -> Relevance:
         """Return what compares candidates with questions; by default, word matching.
 
         Args:
@@ -142,7 +142,7 @@ class Family:
             matching: how a candidate is compared with several words.
             size: H; what lies behind the first H columns of a row is not compared.
         """
-        return MatchingSignals(embed_words, matching, size)
+        return WordMatching(embed_words, matching, size)
 
 
 def _grid_of_patches(modality: str, item: Any) -> tuple[int, int, int] | None:

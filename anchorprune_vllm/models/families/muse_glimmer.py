@@ -14,15 +14,17 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 class MuseGlimmer(Family):
-    """Squares of the tower's own grid become a row; the pixels say how long a unit's rows are."""
+    """Squares of the tower's own grid become a row; pixels or grid tell a unit's width."""
 
     @classmethod
     def units(
         cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
+        if f"{modality}_pixel_values" not in item:  # from vLLM 0.33 on, it has a grid instead
+            return super().units(hf_config, modality, item, layout)
         pixels: Any = item[f"{modality}_pixel_values"].data
         vision = hf_config.vision_config
-        width = pixels.shape[-1] // (vision.patch_size * vision.merge_kernel_size)
+        width = pixels.shape[-1] // (vision.patch_size * _merge_size(vision))
         sizes = layout.unit_sizes
         return MediaTokens(layout.embeddings, sizes, (width,) * len(sizes))
 
@@ -30,5 +32,10 @@ class MuseGlimmer(Family):
         model: Any = self
         vision = model.config.vision_config
         has_windows = any(kind != "full_attention" for kind in vision.layer_types)
-        window = vision.pos_emb_height // vision.merge_kernel_size if has_windows else 0
+        window = vision.pos_emb_height // _merge_size(vision) if has_windows else 0
         return TowerOrder("unit", "none", "raster", ratio, window)
+
+
+def _merge_size(vision: Any) -> int:
+    """Return the side of the squares of patches that become a row; vLLM 0.33 renamed it."""
+    return vision.merge_kernel_size if hasattr(vision, "merge_kernel_size") else vision.merge_size

@@ -22,15 +22,16 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.transformers_utils.config import uses_mrope
 
-from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor, refuse_overrides
+from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor
+from anchorprune_vllm.api.requests import refuse_overrides
 from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.item_fields import each_alone
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.general.media_batch import MediaBatch
-from anchorprune_vllm.models.general.tower_signals import FROM_TOWER, TowerSignals
+from anchorprune_vllm.models.general.media_batch import GeneralMedia
+from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.models.linear_positions import (
     LinearPositionsModel,
     has_positions_in_channels,
@@ -39,9 +40,10 @@ from anchorprune_vllm.models.pruned_model import PrunedModel
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, PlanFields, read_counts
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.signals.features import Relevance
 from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.positions import CHANNELS, MediaPositions, MediaSpan
-from anchorprune_vllm.worker.pruner import PrunableModel, Signals
+from anchorprune_vllm.worker.pruner import MediaBatch
 
 _CACHE_PAGE = 256
 _LIKE_IMPORTANCE: frozenset[Signal] = frozenset({"keys", "object_attention"})
@@ -124,7 +126,7 @@ class GeneralModel(Family, PrunedModel):
                 f"for {name}; leave out --mm-encoder-tp-mode data"
             )
 
-    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
+    def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance:
         logger.info_once(active_line(config, WORD_EMBEDDINGS))
         if vllm_config.compilation_config.cudagraph_mm_encoder:
             # They would bypass `embed_multimodal`, and so the pruner.
@@ -144,8 +146,8 @@ class GeneralModel(Family, PrunedModel):
     def _cache_page(self) -> int:
         return _CACHE_PAGE
 
-    def _hidden_size(self) -> int:
-        return self.embedding_size
+    def _row_widths(self) -> dict[str, int]:
+        return {"embeddings": self.embedding_size}
 
     def _key_shape(self) -> tuple[int, int]:
         # Before the first item, which tells which attention is looked into, nothing is cached.
@@ -153,17 +155,17 @@ class GeneralModel(Family, PrunedModel):
 
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
-    ) -> PrunableModel:
-        media = MediaBatch(self, modality, kwargs, plans)
+    ) -> MediaBatch:
+        media = GeneralMedia(self, modality, kwargs, plans)
         if not self._is_known:  # a dummy item of vLLM's, but on a CPU, which may go without
             self._learn(media, plans[0].tokens)
         return media
 
-    def _learn(self, media: MediaBatch, tokens: MediaTokens) -> None:
+    def _learn(self, media: GeneralMedia, tokens: MediaTokens) -> None:
         """Look at the first item: are its rows as counted, how wide, and of which tower tokens?"""
 
         def run() -> Tensor:
-            (embedded,) = media.embed_whole([0])
+            (embedded,) = media.embed_unpruned([0])
             return embedded
 
         rows = run()
@@ -177,7 +179,7 @@ class GeneralModel(Family, PrunedModel):
                 f"{found} are found among the rows; so it cannot be pruned: leave out "
                 "--anchorprune-budget"
             )
-        if self.needs & FROM_TOWER:
+        if self.tower_signals.needed:
             self.tower_signals.learn([tokens], lambda: media.candidate_rows(tokens, run()))
             if self.tower_signals.order is None:
                 self._serve_reduced(name)
@@ -185,7 +187,7 @@ class GeneralModel(Family, PrunedModel):
                 words = "AnchorPrune: %s is pruned at the full level, %s"
                 logger.info_once(words, name, self._told())
         self._is_known = True
-        wide = {"hidden": ((rows.shape[1],), rows.dtype)}
+        wide = {"embeddings": ((rows.shape[1],), rows.dtype)}
         layout = {**self._feature_layout(rows.dtype), **wide}
         assert self._pruner is not None
         self._pruner.use_cache(lambda: self._make_cache(layout))

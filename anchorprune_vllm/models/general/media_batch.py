@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from anchorprune_vllm.models.general.data_parallel_tower import tapped_on_all_ra
 from anchorprune_vllm.models.general.tower_signals import Parts
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ _NOT_TO_BE_HAD = (
 )
 
 
-class MediaBatch:
+class GeneralMedia:
     """The items of one call, as the pruner asks for them."""
+
+    project: Callable[[Tensor], Tensor] | None = None  # rows are embeddings already
 
     def __init__(
         self,
@@ -56,7 +58,10 @@ class MediaBatch:
         rows, signals = self._rows_and_signals(items, media)
         if signals is None:
             signals = [self._signals_of_rows(part) for part in rows]
-        return [MediaFeatures(part, **found) for part, found in zip(rows, signals, strict=True)]
+        return [
+            MediaFeatures(embeddings=part, **found)
+            for part, found in zip(rows, signals, strict=True)
+        ]
 
     def _rows_and_signals(
         self, items: list[int], media: Sequence[MediaTokens]
@@ -85,7 +90,7 @@ class MediaBatch:
         return {"importance": distance_from_mean(rows[:, : self._model.embedding_size])}
 
     def _candidates(self, items: list[int], media: Sequence[MediaTokens]) -> list[Tensor]:
-        rows = self.embed_whole(items) if len(items) > 1 else [self._embed_in_parts(*items)]
+        rows = self.embed_unpruned(items) if len(items) > 1 else [self._embed_in_parts(*items)]
         return [self.candidate_rows(*each) for each in zip(media, rows, strict=True)]
 
     def _embed_in_parts(self, item: int) -> Tensor:
@@ -102,13 +107,10 @@ class MediaBatch:
         chosen = self._model.candidates(tokens)
         return rows if chosen is None else rows[to_device(chosen, rows.device)]
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         is_all = len(items) == len(self._items)
         chosen = self._kwargs if is_all else joined([self._items[i] for i in items])
         return list(self._model.embed_unpruned(**chosen))
-
-    def project(self, hidden: Tensor) -> Tensor:
-        return hidden  # rows are embeddings already
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
         return self._model.positions_of(self._modality, self._items[item], plan)

@@ -11,22 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from anchorprune_vllm.methods.registry import Signal
 from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
+from anchorprune_vllm.models.tower_taps import SIGNALS, SignalTap, Taken, Where, measured
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.signals.attention import received_attention
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general.adapter import GeneralModel
-
-FROM_TOWER: frozenset[Signal] = frozenset({"importance", "keys", "object_attention"})
 
 Parts = Mapping[str, Tensor]
 """Signals of some candidates, by the names of the fields of `MediaFeatures`."""
@@ -59,7 +55,7 @@ class TowerSignals:
     @property
     def needed(self) -> frozenset[Signal]:
         """The signals of the tower that the method needs."""
-        return self._model.needs & FROM_TOWER
+        return self._model.needs & SIGNALS.keys()
 
     @property
     def visual(self) -> Any:
@@ -133,76 +129,43 @@ class TowerSignals:
 
     @contextmanager
     def tapped(self) -> Iterator[Callable[[Sequence[MediaTokens]], Parts | None]]:
-        """While entered, the attention is looked into; what is yielded gives the signals of it.
+        """Look into the attention while entered; what is yielded gives the signals of it.
 
         It is called with the items that the tower has seen since it was last called, and gives
         signals of all their candidates, one item behind the other; None: they are not to be had.
         """
         needed = self.needed if self.order is not None else frozenset()
-        tapped = [self._last] if needed & {"importance", "keys"} else []
-        tapped += [self._middle] if "object_attention" in needed else []
-        taken: dict[Any, list[tuple[Tensor, Tensor]]] = {module: [] for module in tapped}
+        with SignalTap({self._attentions[SIGNALS[name].where] for name in needed}) as tap:
 
-        def tap(module: Any, args: Any, kwargs: Any) -> None:
-            taken[module].append(_query_and_key(module, args, kwargs))
+            def take(media: Sequence[MediaTokens]) -> Parts | None:
+                taken = tap.take()
+                return None if taken is None else self._signals(taken, media)
 
-        def take(media: Sequence[MediaTokens]) -> Parts | None:
-            if not taken or not all(taken.values()) or not self._has_grids(media):
-                return None
-            seen = {
-                module: (torch.cat([query for query, _ in parts]), torch.cat([k for _, k in parts]))
-                for module, parts in taken.items()
-            }
-            for parts in taken.values():
-                parts.clear()
-            return self._signals(seen, media)
-
-        with ExitStack() as hooks:
-            for module in taken:
-                handle = module.register_forward_pre_hook(tap, with_kwargs=True)
-                hooks.callback(handle.remove)
             yield take
 
-    def _signals(
-        self, seen: Mapping[Any, tuple[Tensor, Tensor]], media: Sequence[MediaTokens]
-    ) -> Parts | None:
-        """Return signals from the queries and keys [T, heads, head size] of the attentions."""
-        assert self.order is not None
+    def _signals(self, taken: Taken, media: Sequence[MediaTokens]) -> Parts | None:
+        """Return the signals of the candidates of items; None: they are not to be had."""
+        if self.order is None or not self._has_grids(media):
+            return None
         segments = self.order.segments(media)
         chosen = self._model.unpadded(segments)
         if chosen is not None:
-            seen = {
+            taken = {
                 module: (query[to_device(chosen, query.device)], key[to_device(chosen, key.device)])
-                for module, (query, key) in seen.items()
+                for module, (query, key) in taken.items()
             }
-        if any(len(query) != sum(segments) for query, _ in seen.values()):
+        if any(len(query) != sum(segments) for query, _ in taken.values()):
             return None
-        query, _ = next(iter(seen.values()))
+        query, _ = next(iter(taken.values()))
         groups = to_device(self.order.groups(media), query.device)
-        signals: dict[str, Tensor] = {}
-        if "importance" in self.needed:
-            query, key = seen[self._last]
-            summed = self._model.importance(query, key, segments, self._last.scale)
-            signals["importance"] = self._mean_over_heads(summed, query)[groups].mean(1)
-        if "object_attention" in self.needed:
-            query, key = seen[self._middle]
-            summed = received_attention(query, key, segments, self._middle.scale)
-            signals["object_attention"] = self._mean_over_heads(summed, query)[groups].mean(1)
-        if "keys" in self.needed:
-            _, key = seen[self._last]
-            if self._ranks > 1:
-                key = tensor_model_parallel_all_gather(key.contiguous(), dim=1)
-            signals["keys"] = key[groups].mean(1)
-        return signals
+        signals = measured(
+            self.needed, self._attentions, taken, segments, self._ranks, self._model.importance
+        )
+        return {name: signal[groups].mean(1) for name, signal in signals.items()}
 
-    def _mean_over_heads(self, summed: Tensor, query: Tensor) -> Tensor:
-        """Return a mean over the heads of all ranks, from the sum over those of this one.
-
-        Where all ranks have all heads, all are counted alike. Every rank must see the same.
-        """
-        if self._ranks > 1:
-            summed = tensor_model_parallel_all_reduce(summed)
-        return summed / (query.shape[1] * self._ranks)
+    @property
+    def _attentions(self) -> Mapping[Where, Any]:
+        return {"last": self._last, "middle": self._middle}
 
 
 def _nearest_to_the_middle(segments: Mapping[Any, Sequence[int]], last: Any) -> Any:
@@ -215,16 +178,6 @@ def _nearest_to_the_middle(segments: Mapping[Any, Sequence[int]], last: Any) -> 
     layers = list(segments)
     whole = [place for place, layer in enumerate(layers) if segments[layer] == segments[last]]
     return layers[min(whole, key=lambda place: abs(place - len(layers) // 2))]
-
-
-def _query_and_key(module: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Return what goes into an attention as [tokens, heads, head size] each."""
-    query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
-    query = query.reshape(-1, module.num_heads, module.head_size)
-    key = key.reshape(-1, module.num_kv_heads, module.head_size)
-    if module.num_kv_heads != module.num_heads:
-        key = key.repeat_interleave(module.num_heads // module.num_kv_heads, dim=1)
-    return query, key
 
 
 def _segments(module: Any, args: Any, kwargs: Any) -> list[int]:

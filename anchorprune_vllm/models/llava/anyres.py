@@ -18,7 +18,7 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 
 
-def patch_places(
+def unpruned_index_of_patches(
     image_size: tuple[int, int],
     pinpoints: Sequence[Sequence[int]],
     tile_size: int,
@@ -47,9 +47,9 @@ def patch_places(
     left = unpad_image(picture, image_size)[0]
     height, width = left.shape
     newlines = torch.arange(height)[:, None]
-    places = torch.full((1 + rows * columns, side * side), -1)
-    places[0] = torch.arange(side * side)
-    places[1:].view(-1)[left.flatten()] = (
+    index = torch.full((1 + rows * columns, side * side), -1)
+    index[0] = torch.arange(side * side)
+    index[1:].view(-1)[left.flatten()] = (
         side * side + newlines + torch.arange(height * width).view(height, width)
     ).flatten()
-    return places
+    return index

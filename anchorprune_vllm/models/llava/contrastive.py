@@ -3,91 +3,75 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size
 
 from anchorprune_vllm.api.processor import PruningProcessor, QueryTokenizer
-from anchorprune_vllm.config import PruneConfig, Similarity
+from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
-from anchorprune_vllm.models.pruned_model import keys_of_all_heads, mean_over_heads
-from anchorprune_vllm.signals.attention import Measure, received_attention, tap_attention
-from anchorprune_vllm.signals.contrastive import PairFamily, TextPair
-from anchorprune_vllm.signals.plain import PlainSignals
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
-from anchorprune_vllm.worker.pruner import Signals
+from anchorprune_vllm.models.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
+from anchorprune_vllm.signals.contrastive import (
+    ContrastiveFamily,
+    ContrastivePair,
+    ContrastiveRelevance,
+)
+from anchorprune_vllm.signals.features import MediaFeatures, Relevance
 
 
-def encode_tiles(model: Any, pixel_values: Tensor, measure: Measure) -> MediaFeatures:
+def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> MediaFeatures:
     """Run a LLaVA-like model's tower on [B, 3, H, W] and take what is needed from its attention.
 
-    measure: query and key to importance float32 [B, T], summed over the heads of this rank.
-    Returns features of all tiles, [B, N, ...] each.
+    Returns the context of all tiles and the signals of their tokens, [B, N, ...] each.
     """
     layers = model.vision_tower.vision_model.encoder.layers
-    heads = model.config.vision_config.num_attention_heads
-    last = layers[-1].self_attn.attn
-    with ExitStack() as taps:
-        if "importance" in model.needs:
-            summed = taps.enter_context(tap_attention(last, measure))
-        if "keys" in model.needs:
-            keys = taps.enter_context(tap_attention(last, _keys))
-        if "object_attention" in model.needs:
-            middle = layers[_object_layer(model)].self_attn.attn
-            received = taps.enter_context(tap_attention(middle, tile_attention))
+    # HiPrune sees objects in layer 9 of 24, and as deep in other towers.
+    middle = layers[model.config.vision_config.num_hidden_layers * 3 // 8]
+    attentions: dict[Where, Any] = {
+        "last": layers[-1].self_attn.attn,
+        "middle": middle.self_attn.attn,
+    }
+    tapped = {attentions[spec.where] for name, spec in SIGNALS.items() if name in model.needs}
+    with SignalTap(tapped) as tap:
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    parts = {}
-    if "importance" in model.needs:
-        parts["importance"] = mean_over_heads(summed.pop(), last, heads)
-    if "keys" in model.needs:
-        parts["keys"] = keys_of_all_heads(keys.pop(), last, heads)
-    if "object_attention" in model.needs:
-        parts["object_attention"] = mean_over_heads(received.pop(), middle, heads)
+    taken = tap.take()
+    if taken is None:
+        return MediaFeatures(hidden)
+    batch, tokens = hidden.shape[:2]
+    query, _ = next(iter(taken.values()))
+    segments = [len(query) // batch] * batch
+    ranks = get_tensor_model_parallel_world_size()
+    signals = measured(model.needs, attentions, taken, segments, ranks, importance)
     # A tower with [CLS], the first token, may have dropped it from its output.
-    tokens = hidden.shape[1]
-    return MediaFeatures(hidden, **{name: part[:, -tokens:] for name, part in parts.items()})
+    by_tile = {
+        name: signal.unflatten(0, (batch, -1))[:, -tokens:] for name, signal in signals.items()
+    }
+    return MediaFeatures(hidden, **by_tile)
 
 
-def tile_attention(query: Tensor, key: Tensor, attention: Any) -> Tensor:
-    """What tokens receive within their tile, summed over the heads of this rank: [B, T]."""
-    batch, tokens, _ = key.shape
-    by_head = (batch * tokens, attention.num_heads, -1)
-    return received_attention(
-        query.reshape(by_head), key.reshape(by_head), [tokens] * batch, attention.scale
-    ).view(batch, tokens)
-
-
-def _keys(query: Tensor, key: Tensor, attention: Any) -> Tensor:
-    return key.unflatten(-1, (attention.num_heads, -1))
-
-
-def _object_layer(model: Any) -> int:
-    """HiPrune's: 9 of 24, and as deep in other towers."""
-    return model.config.vision_config.num_hidden_layers * 3 // 8
-
-
-class PairedPruningProcessor(PruningProcessor):
+class ContrastivePruningProcessor(PruningProcessor):
     """Mixin: queries written for the text tower of the pair."""
 
-    pair_family: PairFamily
+    contrastive_family: ContrastiveFamily
 
     def _text_encoder(self) -> str | None:
         vision_config = self.info.get_hf_config().vision_config
-        return text_encoder_of(self.pair_family, vision_config, self.prune_config)
+        return text_encoder_of(self.contrastive_family, vision_config, self.prune_config)
 
     def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
         if text_encoder is None:
             return lambda query: torch.empty(0, 0, dtype=torch.int64)
-        return self.pair_family.query_tokenizer(text_encoder)
+        return self.contrastive_family.query_tokenizer(text_encoder)
 
 
-def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig) -> str | None:
+def text_encoder_of(
+    family: ContrastiveFamily, vision_config: Any, config: PruneConfig
+) -> str | None:
     """Return the checkpoint of the text tower; None for methods that compare nothing with words.
 
     Raises ValueError if a text tower that is needed cannot be found.
@@ -97,7 +81,7 @@ def text_encoder_of(family: PairFamily, vision_config: Any, config: PruneConfig)
     return family.find(vision_config, config.text_encoder)
 
 
-def _as_buffers(pair: TextPair) -> nn.Module:
+def _as_buffers(pair: ContrastivePair) -> nn.Module:
     """What a pair has on the device, as a part of the model that loads no weights.
 
     vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
@@ -110,14 +94,18 @@ def _as_buffers(pair: TextPair) -> nn.Module:
     return holder
 
 
-class PairedPrunedModel(LinearPositionsModel):
+class ContrastivePrunedModel(LinearPositionsModel):
     """Mixin: list it before the vLLM model that it extends."""
 
-    pair_family: PairFamily
+    contrastive_family: ContrastiveFamily
+    _pair: ContrastivePair | None = None
 
     @classmethod
     def fits(cls, hf_config: Any) -> bool:
-        return hf_config.vision_config.model_type == f"{cls.pair_family.model_type}_vision_model"
+        return (
+            hf_config.vision_config.model_type
+            == f"{cls.contrastive_family.model_type}_vision_model"
+        )
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
@@ -134,29 +122,29 @@ class PairedPrunedModel(LinearPositionsModel):
                 "it out"
             )
         vision_config = model_config.hf_config.vision_config
-        text_encoder = text_encoder_of(cls.pair_family, vision_config, config)
+        text_encoder = text_encoder_of(cls.contrastive_family, vision_config, config)
         if text_encoder is not None:
-            cls.pair_family.check_files(text_encoder)
+            cls.contrastive_family.check_files(text_encoder)
 
-    def _make_signals(self, config: PruneConfig, vllm_config: VllmConfig) -> Signals:
+    def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance | None:
         model_config = vllm_config.model_config
         vision_config = model_config.hf_config.vision_config
-        text_encoder = text_encoder_of(self.pair_family, vision_config, config)
+        text_encoder = text_encoder_of(self.contrastive_family, vision_config, config)
         logger.info_once(active_line(config, text_encoder))
         if text_encoder is None:
-            return PlainSignals(self._context_of)
+            return None
         device = vllm_config.device_config.device
-        pair = self.pair_family.load(text_encoder, model_config.dtype, device)
-        self.anchorprune_text_encoder = _as_buffers(pair)
-        return self._signals_of(pair, config.similarity)
+        self._pair = self.contrastive_family.load(text_encoder, model_config.dtype, device)
+        self.anchorprune_text_encoder = _as_buffers(self._pair)
+        return ContrastiveRelevance(self._pair, config.similarity)
 
-    @abstractmethod
-    def _signals_of(self, pair: TextPair, similarity: Similarity) -> Signals:
-        """Signals in the pair's space."""
+    def _align(self, hidden: Tensor) -> Tensor | None:
+        """Return patches [..., D] in the pair's space [..., P]; None: nothing is compared."""
+        return None if self._pair is None else self._pair.embed_patches(hidden)
 
-    def _context_of(self, rows: Tensor) -> Tensor:
-        """The tower's part [N, D] of the rows of an item."""
-        return rows
+    def _row_widths(self) -> dict[str, int]:
+        widths = {"context": self.config.vision_config.hidden_size}  # type: ignore[attr-defined]
+        return widths if self._pair is None else {**widths, "aligned": self._pair.width}
 
     def _key_shape(self) -> tuple[int, int]:
         vision = self.config.vision_config  # type: ignore[attr-defined]

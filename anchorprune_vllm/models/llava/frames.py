@@ -52,7 +52,7 @@ def with_newlines(frames: Tensor, newline: Tensor, position: str) -> Tensor:
     return torch.cat([tokens, newline[None]]) if position == "one_token" else tokens
 
 
-def places_between_newlines(tokens: int, every: int | None) -> Tensor:
+def unpruned_index_between_newlines(tokens: int, every: int | None) -> Tensor:
     """Where tokens stand in a line that has a newline behind `every` of them: [tokens] int64."""
-    places = torch.arange(tokens)
-    return places if every is None else places + places // every
+    index = torch.arange(tokens)
+    return index if every is None else index + index // every

@@ -20,14 +20,14 @@ from anchorprune_vllm.models.llava.clip import (
     ClipPruningProcessor,
     encode_clip_tiles,
 )
-from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
+from anchorprune_vllm.models.pruned_model import UnprunedLimits, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 
 
-class PrunedLlavaInfo(LargestItemInfo, LlavaProcessingInfo):
+class PrunedLlavaInfo(UnprunedLimits, LlavaProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 
@@ -54,7 +54,7 @@ class _Images:
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         return encode_clip_tiles(self._model, self._pixels(items)).regrouped(Tensor.unbind)
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaForConditionalGeneration.embed_multimodal(
             self._model, pixel_values=self._pixels(items)
         )

@@ -21,33 +21,35 @@ from vllm.model_executor.models.llava_next import (
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.models.llava.anyres import patch_places
+from anchorprune_vllm.models.llava.anyres import unpruned_index_of_patches
 from anchorprune_vllm.models.llava.clip import (
     ClipPrunedModel,
     ClipPruningProcessor,
     encode_clip_tiles,
 )
-from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
+from anchorprune_vllm.models.pruned_model import UnprunedLimits, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 
 
-def places_of(hf_config: Any, image_size: Tensor) -> Tensor:
-    """`patch_places` of an image: [units, patches]. Processor and model both count with this.
+def unpruned_index_of(hf_config: Any, image_size: Tensor) -> Tensor:
+    """Return where the patches of an image stand among its unpruned tokens, [units, patches].
+
+    Processor and model both count with this; a patch of the letterbox padding is -1.
 
     image_size: [2], height and width, a CPU tensor.
     """
     height, width = image_size.tolist()
     vision = hf_config.vision_config
-    return patch_places(
+    return unpruned_index_of_patches(
         (height, width), hf_config.image_grid_pinpoints, vision.image_size, vision.patch_size
     )
 
 
-class PrunedLlavaNextInfo(LargestItemInfo, LlavaNextProcessingInfo):
+class PrunedLlavaNextInfo(UnprunedLimits, LlavaNextProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 
@@ -59,7 +61,7 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
     ) -> MediaTokens:
         image_size: Any = item["image_sizes"].data  # it also reaches the model
         height, width = image_size.tolist()
-        candidates = places_of(self.info.get_hf_config(), image_size) >= 0
+        candidates = unpruned_index_of(self.info.get_hf_config(), image_size) >= 0
         # What unpadding leaves of a crop is a rectangle.
         side = self.info.get_vision_encoder_info().get_patch_grid_length()
         widths = candidates.view(-1, side, side).any(dim=1).sum(dim=1)
@@ -80,15 +82,15 @@ class _Images:
         self.project = model.multi_modal_projector
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        candidates = [self._places(i) >= 0 for i in items]
+        candidates = [self._unpruned_index(i) >= 0 for i in items]
         encoded = encode_clip_tiles(self._model, torch.cat([self._tiles[i] for i in items]))
         # One index for all images. Of numbers: a mask would have to be counted on the device first.
         numbers = torch.cat(candidates).flatten().nonzero().squeeze(1)
-        index = to_device(numbers, encoded.hidden.device)
+        index = to_device(numbers, encoded.rows.device)
         sizes = [int(patches.sum()) for patches in candidates]
         return encoded.regrouped(lambda part: part.flatten(0, 1)[index].split(sizes))
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaNextForConditionalGeneration.embed_multimodal(
             self._model,
             pixel_values=[self._tiles[i] for i in items],
@@ -96,14 +98,14 @@ class _Images:
         )
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        def places() -> Tensor:
-            of_patches = self._places(item)
+        def unpruned_index() -> Tensor:
+            of_patches = self._unpruned_index(item)
             return of_patches[of_patches >= 0]
 
-        return self._model.linear_positions(plan, places)
+        return self._model.linear_positions(plan, unpruned_index)
 
-    def _places(self, item: int) -> Tensor:
-        return places_of(self._model.config, self._sizes[item])
+    def _unpruned_index(self, item: int) -> Tensor:
+        return unpruned_index_of(self._model.config, self._sizes[item])
 
 
 @prunes_with(PrunedLlavaNextProcessor, PrunedLlavaNextInfo)

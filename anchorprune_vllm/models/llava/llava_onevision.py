@@ -8,7 +8,7 @@ Kept tokens are in the model's own order, without its newline tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any
@@ -25,14 +25,14 @@ from vllm.model_executor.models.llava_onevision import (
 )
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from anchorprune_vllm.models.llava.frames import places_between_newlines, pooled_side
+from anchorprune_vllm.models.llava.frames import pooled_side, unpruned_index_between_newlines
 from anchorprune_vllm.models.llava.siglip import SiglipPrunedModel, SiglipPruningProcessor
-from anchorprune_vllm.models.pruned_model import LargestItemInfo, prunes_with
+from anchorprune_vllm.models.pruned_model import UnprunedLimits, prunes_with
 from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.prompt_layout import PromptLayout
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
-from anchorprune_vllm.worker.pruner import PrunableModel
+from anchorprune_vllm.worker.pruner import MediaBatch
 
 _PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many, if they fit the context
 
@@ -84,11 +84,12 @@ def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
 class _Images:
     """One call's images, as the pruner asks for them."""
 
+    project: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, model: Any, pixel_values: Sequence[Tensor], image_sizes: Tensor) -> None:
         self._model = model
         self._tiles = pixel_values
         self._sizes = image_sizes
-        self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         tiles = [self._tiles[i] for i in items]
@@ -105,7 +106,7 @@ class _Images:
 
         return self._model.encode_items(torch.cat(tiles), merge)
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         return LlavaOnevisionForConditionalGeneration.embed_multimodal(
             self._model,
             pixel_values=[self._tiles[i] for i in items],
@@ -113,21 +114,22 @@ class _Images:
         )
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        def places() -> Tensor:
+        def unpruned_index() -> Tensor:
             (base, shown), (_, width) = plan.tokens.unit_sizes, plan.tokens.unit_widths
-            behind = base + places_between_newlines(shown, width or None)
+            behind = base + unpruned_index_between_newlines(shown, width or None)
             return torch.cat([torch.arange(base), behind])
 
-        return self._model.linear_positions(plan, places)
+        return self._model.linear_positions(plan, unpruned_index)
 
 
 class _Videos:
     """One call's videos, as the pruner asks for them."""
 
+    project: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, model: Any, videos: Sequence[Tensor]) -> None:
         self._model = model
         self._videos = videos
-        self.project = model.project
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         # A long video is more than the unpruned engine ever gives to the tower at once.
@@ -143,7 +145,7 @@ class _Videos:
         """[F, P, C] to one item [N, C]."""
         return [self._model.apply_pooling(patches).flatten(0, 1)]
 
-    def embed_whole(self, items: list[int]) -> Sequence[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
             self._model, pixel_values_videos=[self._videos[i] for i in items]
         )
@@ -153,7 +155,7 @@ class _Videos:
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
         every = self._model.newline_every()
         return self._model.linear_positions(
-            plan, lambda: places_between_newlines(plan.tokens.candidates, every)
+            plan, lambda: unpruned_index_between_newlines(plan.tokens.candidates, every)
         )
 
 
@@ -164,7 +166,7 @@ class OnevisionPrunedModel(SiglipPrunedModel):
 
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
-    ) -> PrunableModel:
+    ) -> MediaBatch:
         if modality == "video":
             return _Videos(self, kwargs["pixel_values_videos"])
         return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])
@@ -184,7 +186,7 @@ class OnevisionPrunedModel(SiglipPrunedModel):
         return None
 
 
-class LargestOnevisionInfo(LargestItemInfo):
+class OnevisionUnprunedLimits(UnprunedLimits):
     """Mixin: vLLM's own constant is the largest image of one size of tiles, and not quite that."""
 
     @cached_property
@@ -213,7 +215,7 @@ class LargestOnevisionInfo(LargestItemInfo):
         return self._max_image_tokens
 
 
-class PrunedOnevisionInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
+class PrunedOnevisionInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
     """vLLM's, with the largest item that a request may ask for."""
 
 

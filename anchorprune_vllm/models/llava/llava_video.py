@@ -36,9 +36,9 @@ from anchorprune_vllm.models.llava.frames import (
     with_newlines,
 )
 from anchorprune_vllm.models.llava.llava_onevision import (
-    LargestOnevisionInfo,
     OnevisionPrunedModel,
     OnevisionPruningProcessor,
+    OnevisionUnprunedLimits,
 )
 from anchorprune_vllm.models.llava.llava_video_config import (
     MODEL_TYPE,
@@ -56,7 +56,7 @@ def frame_side(config: LlavaVideoConfig) -> int:
     return pooled_side(patches, config.mm_spatial_pool_mode, config.mm_spatial_pool_stride)
 
 
-class LlavaVideoInfo(LargestOnevisionInfo, LlavaOnevisionProcessingInfo):
+class LlavaVideoInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
     """What vLLM asks about LLaVA-Video's inputs. The checkpoint has no processor: it is made."""
 
     def get_hf_config(self) -> LlavaVideoConfig:

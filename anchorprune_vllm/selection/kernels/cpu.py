@@ -5,8 +5,8 @@ Scores only fall as the kept set grows, so an old score is an upper bound. The t
 old score is compared with what was kept since it was last looked at; it is the choice if it stays
 on top, and otherwise waits at its new score. Most tokens are hardly looked at.
 
-Distances are exact (`exact_cosine.py`), so it does not matter which of them are computed, or when. A
-product of 16-bit numbers tells first whether a distance can be a new minimum: its error has a
+Distances are exact (`exact_cosine.py`), so it does not matter which of them are computed, or when.
+A product of 16-bit numbers tells first whether a distance can be a new minimum: its error has a
 bound, and it is twice as fast as one of float32, as it reads half as much.
 """
 
@@ -22,8 +22,8 @@ from llvmlite.binding import ffi
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anchorprune_vllm.selection.exact_cosine import GRID
-from anchorprune_vllm.selection.expansion import MAX_DISTANCE, Score
+from anchorprune_vllm.selection.exact_cosine import GRID, MAX_DISTANCE
+from anchorprune_vllm.selection.scores import Score
 
 # llvmlite's library answers every name with a function of LLVM's, `__dict__` too. When an engine
 # starts on a CPU, vLLM looks into the `__dict__` of all there is, and would not start after this
@@ -48,7 +48,7 @@ def _compiled(function: _Function) -> _Function:
 
 
 def expand(features: Tensor, score: Score, anchor: Tensor, budget: int) -> Tensor:
-    """Choose the tokens of one item as `selection.expansion.expand` does."""
+    """Choose the tokens of one item as `contextual_expansion` does."""
     wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
     chosen = _expand(
         wide.contiguous().numpy(),

@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection import expansion as plain
+from anchorprune_vllm.selection.anchorprune import contextual_expansion
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.selection.expansion import Expansion, Score
+from anchorprune_vllm.selection.scores import Score
 
 WORKSPACE_BYTES = 2**30
 """For the distances of all pairs: those of one item of 16,384 tokens, which is the largest image of
@@ -31,6 +31,14 @@ a Qwen2.5-VL as it comes from the hub, or of 809 items of 576."""
 
 ORDER = {"BLOCK": 64, "num_warps": 4}
 LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
+
+
+class Expansion(NamedTuple):
+    """The tokens that were chosen of several items, one item behind the other."""
+
+    chosen: Tensor  # [sum of K] int64, of each item the anchor first, then in the order of choice
+    ascending: Tensor  # [sum of K] int64, the same in native order
+    is_anchor: Tensor  # [sum of K] bool, of `ascending`
 
 
 class Item(NamedTuple):
@@ -51,9 +59,16 @@ def fits(tokens: int) -> bool:
 def expand(
     rows: Tensor, sizes: Sequence[int], score: Score, anchor: Tensor, budgets: Sequence[int]
 ) -> Expansion:
-    """Choose the tokens of several items at once, as `expansion.expand_one_by_one` does.
+    """Choose the tokens of several items at once, each as `contextual_expansion` does.
 
     An item too large for the workspace goes by the plain form, whose memory grows with its tokens.
+
+    Args:
+        rows: [T, D], the tokens of all items one behind the other.
+        sizes: the number of tokens of each item, T in all.
+        score: how tokens score, of weights [T].
+        anchor: [T] bool.
+        budgets: K of each item.
     """
     rows = rows.contiguous()
     compile_for(rows.device, rows.dtype, rows.shape[1], score.adds)
@@ -112,7 +127,7 @@ def _expand(
             else:
                 (item,) = group
                 tokens = slice(item.first, item.first + item.tokens)
-                chosen[item.result : item.result + item.budget] = plain.expand(
+                chosen[item.result : item.result + item.budget] = contextual_expansion(
                     rows[tokens],
                     Score(score.weight[tokens], score.adds),
                     anchor[tokens],

@@ -8,13 +8,16 @@ others, and on every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from anchorprune_vllm.selection.anchor import Unit, rank_units
+from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.selection.exact_cosine import working_dtype
+from anchorprune_vllm.selection.units import Unit
 
 MARK = {"BLOCK": 256, "num_warps": 2}
 ROUNDING: tl.constexpr = tl.constexpr(1e-6)
@@ -27,7 +30,18 @@ def relevance_anchors(
     tau: float,
     patience: int,
 ) -> list[Tensor]:
-    """Mark the anchor tokens of every unit of every item, as `anchor.relevance_anchors` does."""
+    """Mark the anchor tokens of every unit of every item, as `anchorprune.relevance_anchor` does.
+
+    Args:
+        relevance: per item [N_i], larger is more relevant.
+        features: per item [N_i, D], the space in which novelty is measured.
+        units: per item, the units that have an anchor; at least one.
+        tau: the cosine distance above which a token counts as novel.
+        patience: the number of novel tokens at which an anchor ends.
+
+    Returns:
+        Per item [N_i] bool.
+    """
     ranking = rank_units(relevance, units)
     count, ranks = ranking.token.shape
     rows = features[0].contiguous() if len(features) == 1 else torch.cat(list(features))
@@ -42,6 +56,42 @@ def relevance_anchors(
             *(ranking.bounds, ranking.token, novelty, anchor, float(tau), patience, ranks), **MARK
         )
     return list(anchor.split([len(scores) for scores in relevance]))
+
+
+class Ranking(NamedTuple):
+    """The tokens of U units by falling relevance, as far as an anchor can reach."""
+
+    bounds: Tensor  # [U, 5] int64: a `Unit`, and where its item begins among the tokens of all
+    token: Tensor  # [U, ranks] int64, counted within the item; behind a unit's end, any of them
+
+
+def rank_units(relevance: Sequence[Tensor], units: Sequence[Sequence[Unit]]) -> Ranking:
+    """Rank the tokens within each unit, ties to the lower index; all units in one padded batch.
+
+    Every shape follows from `units`, which the host knows: the host never waits for the device.
+
+    Args:
+        relevance: per item [N_i], larger is more relevant.
+        units: per item, the units that have an anchor; at least one.
+    """
+    lengths = [len(scores) for scores in relevance]
+    offsets = [sum(lengths[:item]) for item in range(len(lengths))]
+    table = [(*unit, offsets[item]) for item, group in enumerate(units) for unit in group]
+    longest = max(row[1] for row in table)
+    ranks = max(row[3] for row in table)
+    device = relevance[0].device
+    bounds = to_device(table, device)
+    first, size, _, _, offset = bounds[:, :, None].unbind(1)
+
+    # Padding is last: -inf, as a score that is not a number, and behind those because its index is
+    # higher.
+    place = torch.arange(longest, device=device)
+    scores = torch.cat(list(relevance)).to(working_dtype(device))
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    scores = scores[(offset + first + place).clamp_max(sum(lengths) - 1)]
+    scores = scores.masked_fill(place >= size, -torch.inf)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :ranks]
+    return Ranking(bounds, first + order.minimum(size - 1))
 
 
 def tile_sizes(dtype: torch.dtype) -> dict[str, int]:

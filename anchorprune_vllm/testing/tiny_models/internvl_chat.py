@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """InternVL and its relatives in InternVL's own format: tiles, and a thumbnail.
 
-The hub's configuration of `InternVLChatModel` comes with code of its own. vLLM's configuration of
-Qianfan-OCR has the same entries, and needs none; transformers knows the names of the weights.
+The hub's configuration of `InternVLChatModel` comes with code of its own. Here transformers'
+configuration of LLaVA stands in for it, as it keeps entries that it does not know. The weights are
+those of Qianfan-OCR, whose names in the hub's format transformers knows.
 """
 
 from typing import Any
@@ -46,7 +47,9 @@ def h2ovl() -> Checkpoint:
 
 
 def qianfan_ocr() -> Checkpoint:
-    return _checkpoint()
+    config = _hub_config()
+    vision = config["vision_config"] | {"model_type": "qianfan_ocr_vision"}
+    return _checkpoint(config_json=config | {"model_type": "qianfan_ocr", "vision_config": vision})
 
 
 def _checkpoint(**others: Any) -> Checkpoint:
@@ -86,9 +89,12 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> QianfanOCRConfig:
 
 def _hub_config() -> dict[str, Any]:
     return {
+        "model_type": "llava",
         "vision_config": {
             **TOWER,
-            "model_type": "qianfan_ocr_vision",
+            "model_type": "clip_vision_model",
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
             "image_size": _TILE,
             "patch_size": _PATCH,
             "qkv_bias": True,

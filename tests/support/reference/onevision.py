@@ -61,7 +61,7 @@ class ReferenceOnevision(Reference):
         return self._lay_out(media, self.projector(self._tower(media)[0]))
 
     @torch.inference_mode()
-    def embed_whole(self, media: Any) -> Tensor:
+    def embed_unpruned(self, media: Any) -> Tensor:
         """All tokens of the model's own path, newlines included: [T, H]."""
         projected = self.projector(self._tower(media)[0])
         if is_image(media):
@@ -71,7 +71,7 @@ class ReferenceOnevision(Reference):
     @torch.inference_mode()
     def unpruned_answer(self, prompt: str, media: list[Any], n: int) -> list[int]:
         """Greedy answer when all tokens are seen, newlines included."""
-        return self.greedy(self.embed_prompt(prompt, [self.embed_whole(m) for m in media]), n)
+        return self.greedy(self.embed_prompt(prompt, [self.embed_unpruned(m) for m in media]), n)
 
     def _tokens(self, media: Any) -> Tokens:
         hidden, attention = self._tower(media)

@@ -399,7 +399,7 @@ def test_inputs_stay_as_they_are(name):
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n != registry.ANCHORPRUNE])
 def test_only_methods_that_say_so_depend_on_the_question(name):
-    asks = registry.method_of(PruneConfig(8, method=name)).asks
+    asks = registry.method_of(PruneConfig(8, method=name)).uses_query
     assert asks == (name == "cdpruner")
     differ = []
     for seed in range(1, 9, 2):

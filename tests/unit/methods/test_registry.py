@@ -44,7 +44,7 @@ def with_an_index_per_question(item: Candidates) -> KeptTokens:
     return kept(item.relevance.topk(item.budget).indices)
 
 
-@registry.method("keys", asks=False)
+@registry.method("keys", uses_query=False)
 def with_keys(item: Candidates) -> KeptTokens:
     return kept(item.keys.flatten(1).sum(1).topk(item.budget).indices)
 
@@ -117,7 +117,7 @@ def test_a_method_of_another_package_is_served_with_its_options(installed):
     found = method.select([item, item._replace(budget=2)])
     assert [k.indices.tolist() for k in found] == [[3, 4, 5, 6], [3, 4]]
     assert method.needs == {"importance", "features"}  # as it does not say
-    assert method.asks
+    assert method.uses_query
 
 
 def test_a_method_may_merge(installed):
@@ -128,7 +128,7 @@ def test_a_method_says_what_it_needs(installed):
     config = PruneConfig(5, method="keys")
     registry.check_method(config)
     assert registry.method_of(config).needs == {"keys"}
-    assert not registry.method_of(config).asks
+    assert not registry.method_of(config).uses_query
 
 
 @pytest.mark.parametrize("name", ["keys_unsaid", "importance_unsaid"])
@@ -261,12 +261,12 @@ def test_settings_go_to_json_and_back_with_their_options():
 @pytest.mark.parametrize("name", ["random", "uniform", "first"])
 def test_controls_look_at_nothing(name):
     method = registry.method_of(PruneConfig(5, method=name))
-    assert (method.needs, method.asks) == (frozenset(), False)
+    assert (method.needs, method.uses_query) == (frozenset(), False)
 
 
 def test_a_method_that_asks_gets_what_words_are_compared_with():
     method = registry.method_of(PruneConfig(5, method="cdpruner"))
-    assert (method.needs, method.asks) == ({"features", "projected"}, True)
+    assert (method.needs, method.uses_query) == ({"features", "projected"}, True)
 
 
 def test_options_make_other_settings():
@@ -303,16 +303,19 @@ def test_anchorprune_is_served_with_its_settings():
         {"stage2": "additive"},
         {"order": "selection"},
     ):
-        (found,) = registry.method_of(PruneConfig(8, **changes)).select([item])
+        (found,) = registry.method_of(PruneConfig.from_dict({"budget": 8, **changes})).select(
+            [item]
+        )
         results.append((*found.indices.tolist(), *found.is_anchor.tolist()))
     assert len(set(results)) == len(results)
-    assert registry.method_of(PruneConfig(8)).asks
+    assert registry.method_of(PruneConfig(8)).uses_query
 
 
 def test_a_method_is_imported_when_it_is_used():
     """Names, and settings without options, need no torch."""
     program = (
-        "import sys; from anchorprune_vllm import PruneConfig, methods; registry.names(); "
+        "import sys; from anchorprune_vllm import PruneConfig; "
+        "from anchorprune_vllm.methods import registry; registry.names(); "
         "PruneConfig(8, method='scope'); print('torch' in sys.modules); "
         "PruneConfig(8, method='scope', method_options={'alpha': 1}); print('torch' in sys.modules)"
     )

@@ -12,12 +12,12 @@ import torch
 
 from anchorprune_vllm.methods import registry
 from anchorprune_vllm.methods.controls import uniform_grid
-from anchorprune_vllm.models.general import tower_signals
+from anchorprune_vllm.models import tower_taps
 from anchorprune_vllm.models.llava import clip as clip_tower
-from anchorprune_vllm.models.llava import contrastive
+from anchorprune_vllm.models.llava import siglip as siglip_tower
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.signals.contrastive import TextPair
-from anchorprune_vllm.signals.word_matching import MatchingSignals
+from anchorprune_vllm.signals.contrastive import ContrastivePair
+from anchorprune_vllm.signals.word_matching import WordMatching
 from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.models import with_videos
@@ -113,12 +113,12 @@ def test_free_selection_computes_no_signals(
         raise AssertionError("a signal was computed")
 
     # Where signals come from: the tower's attention, the pair's space, the question's words.
-    for name in ("received_attention", "cls_attention", "tap_attention"):
-        for module in (contrastive, clip_tower, tower_signals):
+    for name in ("received_attention", "class_attention"):
+        for module in (tower_taps, clip_tower, siglip_tower):
             monkeypatch.setattr(module, name, refuse, raising=False)
-    monkeypatch.setattr(tower_signals, "_query_and_key", refuse)
-    monkeypatch.setattr(TextPair, "__init__", refuse)
-    monkeypatch.setattr(MatchingSignals, "_embed_words", refuse, raising=False)
+    monkeypatch.setattr(tower_taps, "query_and_key", refuse)
+    monkeypatch.setattr(ContrastivePair, "__init__", refuse)
+    monkeypatch.setattr(WordMatching, "_embed_words", refuse, raising=False)
     image = picture(1, (333, 157))
     (given,) = candidates_of(free_model, image)
     assert given.relevance is None

@@ -12,26 +12,9 @@ import torch
 from torch import Tensor
 from vllm.platforms.cpu import CpuPlatform
 
-from anchorprune_vllm.models import pruned_model
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
 from anchorprune_vllm.testing.local_model import LocalModel
 from tests.support.second_runner import leave_scheduling
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_heads_split_over_ranks_are_summed(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    """Two ranks have half of the heads each, and go on with the sum of both."""
-    calls: list[int] = []
-
-    def all_reduce(summed: Tensor) -> Tensor:
-        calls.append(1)
-        return summed + torch.tensor([10.0, 0.0])
-
-    monkeypatch.setattr(pruned_model, "tensor_model_parallel_all_reduce", all_reduce)
-    attention = SimpleNamespace(num_heads=8 // ranks)
-    mean = pruned_model.mean_over_heads(torch.tensor([2.0, 6.0]), attention, 8)
-    assert mean.tolist() == ([0.25, 0.75] if ranks == 1 else [1.5, 0.75])
-    assert len(calls) == ranks - 1
 
 
 class LanguageModel:

@@ -111,10 +111,10 @@ def test_selection_is_tried_in_the_state_of_a_request(
     """vLLM loads models with the accelerator and the model's dtype as torch's defaults."""
     states: list[tuple[str, torch.dtype]] = []
 
-    def small_item(device: torch.device) -> Any:
+    def probe_item(device: torch.device) -> Any:
         states.append((torch.empty(0).device.type, torch.get_default_dtype()))
-        return registry.small_item(device)
+        return registry.probe_item(device)
 
-    monkeypatch.setattr(pruned_model, "small_item", small_item)
+    monkeypatch.setattr(pruned_model, "probe_item", probe_item)
     LocalModel(any_model, dtype="bfloat16")
     assert states == [("cpu", torch.float32)]

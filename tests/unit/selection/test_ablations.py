@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from anchorprune_vllm.config import ORDERS, STAGES_2
+from anchorprune_vllm.anchor_params import ORDERS, STAGES_2
 from anchorprune_vllm.selection import (
     AnchorParams,
     Candidates,
     KeptTokens,
     anchor_prune,
-    select,
+    batch,
+    scores,
     select_batch,
 )
 from tests.support.host_reads import NoHostReads
@@ -25,7 +26,7 @@ from tests.unit.selection.drawn import DTYPES, as_numbers, budgets, drawn
 def either_path(request, monkeypatch):
     """The way of a CPU, one item at a time, and that of a device, all in one padded batch."""
     if request.param == "device":
-        monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
+        monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
 
 
 def check(kept: KeptTokens, item: Candidates, stage2: str, order: str) -> None:
@@ -184,7 +185,7 @@ def test_a_device_is_never_read(stage2, order, monkeypatch):
     params = AnchorParams(stage2=stage2, order=order)
     items = [drawn(seed)._replace(budget=9 + seed) for seed in range(4)]
     alone = [select_batch([item], params)[0].indices.tolist() for item in items]
-    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
     with NoHostReads():
         kept = select_batch(items, params)
     assert [k.indices.tolist() for k in kept] == alone
@@ -209,7 +210,7 @@ def test_a_device_without_numbers_gives_the_shapes(stage2, order):
 
 
 def test_scaling_is_exact_at_its_ends():
-    scores = select.scaled(torch.tensor(np.linspace(-3, 5, 7)))
-    assert scores[0] == 0
-    assert scores[-1] == 1
-    assert select.scaled(torch.full((3,), torch.nan)).tolist() == [1, 1, 1]
+    found = scores.scaled(torch.tensor(np.linspace(-3, 5, 7)))
+    assert found[0] == 0
+    assert found[-1] == 1
+    assert scores.scaled(torch.full((3,), torch.nan)).tolist() == [1, 1, 1]

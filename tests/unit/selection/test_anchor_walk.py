@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anchorprune_vllm.selection.anchor import Unit, walk_ranks
+from anchorprune_vllm.anchor_params import AnchorParams
+from anchorprune_vllm.selection.anchorprune import relevance_anchor
+from anchorprune_vllm.selection.units import Unit
 
 # By falling relevance: tokens 3, 2, 1, 0, 7, 6, 5, 4. Letters that differ are at right angles.
 RELEVANCE = torch.tensor([5.0, 6, 7, 8, 1, 2, 3, 4])
@@ -27,16 +29,6 @@ FEATURES = torch.stack([torch.eye(4)["abcd".index(LOOKS[token])] for token in ra
 )
 def test_walk(maximum: int, patience: int, anchor: list[int], novel: list[int]) -> None:
     unit = Unit(start=0, size=8, minimum=2, maximum=maximum)
-    walk = walk_ranks([RELEVANCE], [FEATURES], [[unit]], 0.2, patience)
-    assert walk.token[walk.kept].tolist() == anchor
-    assert walk.token[walk.kept & walk.novel].tolist() == novel
-
-
-def test_tokens_of_several_items_are_counted_on() -> None:
-    units = [[Unit(0, 8, 2, 3)], [Unit(0, 4, 1, 2), Unit(4, 4, 1, 1)]]
-    walk = walk_ranks([RELEVANCE] * 2, [FEATURES] * 2, units, 0.2, 3)
-    assert [tokens[kept].tolist() for tokens, kept in zip(walk.token, walk.kept, strict=True)] == [
-        [3, 2, 1],
-        [8 + 3, 8 + 2],
-        [8 + 7],
-    ]
+    grown = relevance_anchor(RELEVANCE, FEATURES, unit, AnchorParams(patience=patience))
+    assert grown.ranking[grown.is_kept].tolist() == anchor
+    assert grown.ranking[grown.is_kept & grown.is_novel].tolist() == novel

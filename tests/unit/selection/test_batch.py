@@ -11,7 +11,7 @@ from anchorprune_vllm.selection import (
     Candidates,
     anchor_prune,
     anchor_prune_batch,
-    select,
+    batch,
     select_batch,
 )
 from tests.support.host_reads import NoHostReads
@@ -22,7 +22,7 @@ PARAMS = AnchorParams()
 @pytest.fixture
 def device_path(monkeypatch):
     """What runs on a device: nothing is read, all items are padded to one batch."""
-    monkeypatch.setattr(select, "reads_are_free", lambda tensor: False)
+    monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
 
 
 def prune(item, **params):
@@ -83,7 +83,7 @@ def test_the_way_of_a_device_gives_the_same(items):
     """Padded to one batch, with bounds instead of the numbers themselves."""
     alone = as_lists(one_by_one(items))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(select, "reads_are_free", lambda tensor: False)
+        patch.setattr(batch, "reads_are_free", lambda tensor: False)
         assert as_lists(select_batch(items, PARAMS)) == alone
         assert as_lists(one_by_one(items)) == alone
 

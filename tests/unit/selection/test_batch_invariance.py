@@ -18,11 +18,10 @@ from vllm.model_executor.determinism import batch_invariant
 
 from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.methods.registry import method_of, names
-from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.selection import batch
 from anchorprune_vllm.selection.exact_cosine import distances, products, unit_rows
-from anchorprune_vllm.signals.word_matching import MatchingSignals
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.signals.word_matching import WordMatching
 from tests.unit.selection.drawn import drawn
 
 
@@ -135,11 +134,9 @@ def test_methods_use_no_operator_that_is_replaced(name: str, seed: int) -> None:
 @pytest.mark.parametrize("matching", ["max", "mean"])
 def test_word_matching_uses_no_operator_that_is_replaced(matching: Any) -> None:
     table = torch.randn(50, 5)
-    plan = ItemPlan(3, MediaTokens(8, (8,), (4,)), (0, 0), torch.tensor([[3, 4, 5]]))
-    signals = MatchingSignals(lambda ids: table[ids], matching)
-    (item,) = signals.candidates([MediaFeatures(torch.randn(8, 5), torch.rand(8))], [plan])
-    assert item.relevance is not None
-    assert item.relevance.shape == (8,)
+    match = WordMatching(lambda ids: table[ids], matching)
+    (relevance,) = match([MediaFeatures(embeddings=torch.randn(8, 5))], [torch.tensor([[3, 4, 5]])])
+    assert relevance.shape == (8,)
 
 
 def test_products_are_those_of_a_plain_product() -> None:

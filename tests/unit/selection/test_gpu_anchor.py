@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from anchorprune_vllm.selection import anchor
-from anchorprune_vllm.selection.anchor import Unit
+from anchorprune_vllm.anchor_params import AnchorParams
+from anchorprune_vllm.selection.anchorprune import relevance_anchor
 from anchorprune_vllm.selection.kernels import gpu_anchor
+from anchorprune_vllm.selection.units import Unit
 from tests.support.triton_compiler import NVIDIA, compiled_for, reported_by_ptxas
 from tests.support.triton_interpreter import interpreted
 
@@ -62,13 +63,16 @@ def anchors(items: list[Item], tau: float, patience: int, dtype: torch.dtype) ->
 
 
 def expected(items: list[Item], tau: float, patience: int, dtype: torch.dtype) -> list[Tensor]:
-    return anchor.relevance_anchors(
-        [item.relevance for item in items],
-        [item.features.to(dtype) for item in items],
-        [item.units for item in items],
-        tau,
-        patience,
-    )
+    params = AnchorParams(tau=tau, patience=patience)
+    found = []
+    for item in items:
+        marks = torch.zeros(len(item.features), dtype=torch.bool)
+        for unit in item.units:
+            features = item.features[unit.tokens].to(dtype)
+            anchor = relevance_anchor(item.relevance[unit.tokens], features, unit, params)
+            marks[unit.tokens].scatter_(0, anchor.ranking, anchor.is_kept)
+        found.append(marks)
+    return found
 
 
 @settings(deadline=None, max_examples=40)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -23,14 +24,15 @@ from torch import Tensor
 from anchorprune_vllm.selection import (
     AnchorParams,
     Candidates,
-    anchor,
     batch,
-    expansion,
     kernels,
+    scores,
     select_batch,
 )
-from anchorprune_vllm.selection.expansion import Expansion, Score
+from anchorprune_vllm.selection.anchorprune import contextual_expansion
 from anchorprune_vllm.selection.kernels import cpu, gpu, gpu_anchor
+from anchorprune_vllm.selection.kernels.gpu import Expansion
+from anchorprune_vllm.selection.scores import Score
 from tests.support.triton_interpreter import interpreted
 
 LARGEST_REGRET = 1e-5
@@ -61,7 +63,7 @@ class Item:
 
     def chosen(self, is_additive: bool) -> list[int]:
         """By the plain form."""
-        return expansion.expand(
+        return contextual_expansion(
             self.features, self.score(is_additive), self.anchor, self.budget
         ).tolist()
 
@@ -147,11 +149,11 @@ def test_cpu_tells_distances_apart_that_float32_cannot() -> None:
         features[token, -1] += (token * 7 % tokens) * 2.0**-20
     anchor = torch.arange(tokens) == 0
     score = Score(torch.ones(tokens, dtype=torch.float64))
-    expected = expansion.expand(features, score, anchor, 11)
+    expected = contextual_expansion(features, score, anchor, 11)
     assert cpu.expand(features, score, anchor, 11).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("form", [cpu.expand, expansion.expand])
+@pytest.mark.parametrize("form", [cpu.expand, contextual_expansion])
 def test_copies_of_kept_tokens_tie(form: kernels.ItemExpansion) -> None:
     """Once all directions are kept, the copies that are left are worth nothing: lower index."""
     features, score, anchor = copies()
@@ -202,14 +204,17 @@ def test_vllm_may_look_into_all_modules_beside_numba() -> None:
 
 
 def test_forms_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(kernels, "runs_triton", lambda device: device == cuda)
+    """The form for the CPU is numba's; on a device, Triton's where it runs, and else the plain."""
     kernels.host_expansion.cache_clear()
     assert kernels.host_expansion() is cpu.expand
-    assert kernels.device_expansion(cuda) is gpu.expand
-    assert kernels.anchoring(cuda) is gpu_anchor.relevance_anchors
-    assert kernels.device_expansion(torch.device("xpu")) is expansion.expand_one_by_one
-    assert kernels.anchoring(torch.device("xpu")) is anchor.relevance_anchors
+    used = []
+    monkeypatch.setattr(batch, "_select_by_triton", lambda items, params: used.append("triton"))
+    monkeypatch.setattr(batch, "select", lambda item, params: used.append("plain"))
+    item = Candidates(*(torch.rand(*s, device="meta") for s in [(6,), (6, 4), (6,)]), budget=3)
+    for runs in (True, False):
+        monkeypatch.setattr(batch, "runs_triton", lambda device, runs=runs: runs)
+        select_batch([item], AnchorParams())
+    assert used == ["triton", "plain"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +243,7 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "find_spec", lambda name: None)
         kernels.host_expansion.cache_clear()
-        assert kernels.host_expansion() is expansion.expand
+        assert kernels.host_expansion() is contextual_expansion
     kernels.host_expansion.cache_clear()
 
 
@@ -305,7 +310,7 @@ def test_gpu_with_several_blocks_of_tokens_and_columns() -> None:
 
 
 def check_gpu(
-    items: list[Item], is_additive: bool, form: kernels.BatchExpansion = gpu.expand
+    items: list[Item], is_additive: bool, form: Callable[..., Expansion] = gpu.expand
 ) -> None:
     found = on_gpu(items, is_additive, form)
     ends = np.cumsum([item.budget for item in items]).tolist()
@@ -318,7 +323,7 @@ def check_gpu(
 
 
 def on_gpu(
-    items: list[Item], is_additive: bool, form: kernels.BatchExpansion = gpu.expand
+    items: list[Item], is_additive: bool, form: Callable[..., Expansion] = gpu.expand
 ) -> Expansion:
     return interpreted(
         form,
@@ -412,10 +417,9 @@ def test_a_second_item_compiles_nothing(stage2: str, monkeypatch: pytest.MonkeyP
         *((gpu_anchor, name) for name in ("measure_novelty", "mark_anchors")),
     ):
         monkeypatch.setattr(module, name, compiled.of(getattr(module, name)))
-    monkeypatch.setattr(batch, "anchoring", lambda device: gpu_anchor.relevance_anchors)
-    monkeypatch.setattr(batch, "device_expansion", lambda device: gpu.expand)
+    monkeypatch.setattr(batch, "runs_triton", lambda device: True)
     monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
-    monkeypatch.setattr(batch, "working_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(scores, "working_dtype", lambda device: torch.float32)
     gpu.compile_for.cache_clear()
 
     def choose(*sizes: tuple[int, int], units: int = 1, **params: Any) -> None:

@@ -43,7 +43,7 @@ def test_no_tensor_has_a_row_of_all_tokens_for_each_token(
 COUNTS_ARRAYS = """
 import numpy as np
 import torch
-from anchorprune_vllm.selection.expansion import Score
+from anchorprune_vllm.selection.scores import Score
 from anchorprune_vllm.selection.kernels import cpu
 
 class Counting:

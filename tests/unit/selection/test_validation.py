@@ -79,13 +79,13 @@ def test_items(name, value, words):
 
 
 PARAMS = [
-    ("min_anchor", (0, -1, 1.0, True, "1"), "give a whole number of tokens, 1 or more, or None"),
-    ("tau", (-0.1, 2.1, torch.nan, torch.inf, "0.2", None, True), "give a cosine distance from 0"),
-    ("patience", (0, -1, 1.5, True, None), "give a whole number, 1 or more."),
+    ("min_anchor", (0, -1, 1.0, True, "1"), "a whole number of at least 1"),
+    ("tau", (-0.1, 2.1, torch.nan, torch.inf, "0.2", None, True), "a number from 0 to 2"),
+    ("patience", (0, -1, 1.5, True, None), "a whole number of at least 1"),
     (
         "max_anchor_ratio",
         (0, -1.0, 1.01, torch.nan, "1", None),
-        "give a share above 0 and up to 1.",
+        "a number above 0 and up to 1",
     ),
 ]
 
@@ -102,7 +102,7 @@ def test_parameters(name, value, words):
     ):
         with pytest.raises(ValueError) as refused:  # noqa: PT011
             refuse(**{name: value})
-        assert str(refused.value).startswith(f"{name} is {value!r}; {words}")
+        assert str(refused.value) == f"anchorprune: {name} must be {words}, got {value!r}"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorprune_vllm.signals import attention
-from anchorprune_vllm.signals.attention import cls_attention, received_attention, tap_attention
+from anchorprune_vllm.signals.attention import cls_attention, received_attention
 from tests.support.asked_bytes import AskedBytes
 
 
@@ -85,25 +85,3 @@ def test_keys_are_not_copied_for_one_row() -> None:
     with AskedBytes() as asked:
         cls_attention(query, key, 8, 0.3)
     assert 0 < asked.total < key.nbytes / 5
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_tap_records_while_entered_and_changes_nothing(by_name: bool) -> None:
-    module = Attention()
-    calls = [torch.randn(3, b, 5, 32).unbind() for b in (2, 1)]
-
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return module(query=query, key=key, value=value) if by_name else module(query, key, value)
-
-    def measure(query: Tensor, key: Tensor, seen: Attention) -> Tensor:
-        return cls_attention(query, key, seen.num_heads, seen.scale)
-
-    call(*calls[0])
-    with tap_attention(module, measure) as taken:
-        for tensors in calls:
-            assert call(*tensors) is tensors[2]
-    call(*calls[0])
-    assert [len(rows) for rows in taken] == [2, 1]
-    for rows, (query, key, _) in zip(taken, calls, strict=True):
-        assert torch.equal(rows, cls_attention(query, key, 4, 0.3))
-    assert not module._forward_pre_hooks

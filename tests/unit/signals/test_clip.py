@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, CLIPModel
 
-from anchorprune_vllm.plan import ItemPlan, MediaTokens
-from anchorprune_vllm.signals.clip import ClipPair, ClipQueryTokenizer, ClipSignals
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.clip import ClipPair, ClipQueryTokenizer
+from anchorprune_vllm.signals.contrastive import ContrastiveRelevance
+from anchorprune_vllm.signals.features import MediaFeatures
 
 CPU = torch.device("cpu")
 QUESTION = "What is to the left of the tree?"
@@ -117,29 +118,18 @@ def test_patches_are_projected_as_clip_does(clip: CLIPModel, pair: ClipPair) -> 
         torch.testing.assert_close(pair.embed_patches(hidden), expected)
 
 
-def test_relevance_is_negated_similarity(
-    clip: CLIPModel, pair: ClipPair, tokenize: ClipQueryTokenizer
+@pytest.mark.parametrize(("similarity", "sign"), [("negated", -1), ("raw", 1)])
+def test_relevance_is_similarity_with_the_question(
+    clip: CLIPModel, pair: ClipPair, tokenize: ClipQueryTokenizer, similarity: Any, sign: int
 ) -> None:
-    media = [MediaFeatures(torch.randn(n, 64), torch.rand(n)) for n in (6, 9)]
-    asked = ItemPlan(3, MediaTokens(6, (6,), (3,)), (1, 1), tokenize(QUESTION))
-    silent = ItemPlan(4, MediaTokens(9, (2, 7), (2, 7)), (2, 2), tokenize(""))
+    hidden = [torch.randn(n, 64) for n in (6, 9)]
     with torch.no_grad():
-        first, second, third = ClipSignals(pair).candidates(
-            [media[0], media[1], media[0]], [asked, silent, silent]
+        media = [MediaFeatures(rows, aligned=pair.embed_patches(rows)) for rows in hidden]
+        first, second = ContrastiveRelevance(pair, similarity)(
+            media, [tokenize(QUESTION), tokenize("")]
         )
-        patches = F.normalize(
-            clip.visual_projection(clip.vision_model.post_layernorm(media[0].hidden)), dim=-1
-        )
+        patches = clip.visual_projection(clip.vision_model.post_layernorm(hidden[0]))
         words = encode(clip, tokenize(QUESTION)[0].tolist())
-    assert first.relevance is not None
-    torch.testing.assert_close(first.relevance, -(patches @ words))
-    torch.testing.assert_close(first.features, patches)
-    assert first.context_features is media[0].hidden
-    assert first.importance is media[0].importance
-    assert (first.budget, second.budget) == (3, 4)
-    assert second.relevance is None
-    assert third.relevance is None
-    assert second.features.shape == (9, 32)
-    assert first.units is None
-    assert second.units is not None
-    assert second.units.tolist() == [0] * 2 + [1] * 7
+    assert first is not None
+    torch.testing.assert_close(first, sign * (F.normalize(patches, dim=-1) @ words))
+    assert second is None

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, SiglipModel
 
-from anchorprune_vllm.plan import ItemPlan, MediaTokens
-from anchorprune_vllm.signals.siglip import SiglipPair, SiglipQueryTokenizer, SiglipSignals
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.contrastive import ContrastiveRelevance
+from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.signals.siglip import SiglipPair, SiglipQueryTokenizer
 
 QUESTION = "What is to the left of the tree?"
 
@@ -86,26 +86,15 @@ def test_a_patch_is_embedded_as_the_head_does_alone(siglip: SiglipModel, pair: S
         torch.testing.assert_close(pair.embed_patches(hidden), expected)
 
 
-def test_signals_take_the_parts_of_rows(
+def test_relevance_is_the_mean_over_the_segments_of_a_question(
     siglip: SiglipModel, pair: SiglipPair, tokenize: SiglipQueryTokenizer
 ) -> None:
-    projected, hidden, embedded = torch.randn(6, 8), torch.randn(6, 4), torch.randn(6, 64)
-    item = MediaFeatures(torch.cat([projected, hidden, embedded], 1), torch.rand(6))
+    item = MediaFeatures(torch.randn(6, 4), aligned=torch.randn(6, 64))
     query = "A red circle, and a blue square. " * 20
-    asked = ItemPlan(3, MediaTokens(7, (2, 4), (2, 2)), (1, 1), tokenize(query))
-    silent = ItemPlan(4, MediaTokens(7, (2, 4), (2, 2)), (1, 1), tokenize(""))
     with torch.no_grad():
-        first, second = SiglipSignals(pair, [8, 4, 64]).candidates([item, item], [asked, silent])
+        first, second = ContrastiveRelevance(pair)([item, item], [tokenize(query), tokenize("")])
         words = F.normalize(siglip.text_model(input_ids=tokenize(query)).pooler_output, dim=-1)
     assert len(words) > 1
-    expected = -(F.normalize(embedded, dim=-1) @ words.T).mean(1)
-    assert first.relevance is not None
-    torch.testing.assert_close(first.relevance, expected)
-    torch.testing.assert_close(first.features, F.normalize(embedded, dim=-1))
-    assert first.context_features is not None
-    assert torch.equal(first.context_features, hidden)
-    assert first.importance is item.importance
-    assert (first.budget, second.budget) == (3, 4)
-    assert second.relevance is None
-    assert first.units is not None
-    assert first.units.tolist() == [0, 0, 1, 1, 1, 1]
+    expected = -(F.normalize(item.aligned, dim=-1) @ words.T).mean(1)
+    torch.testing.assert_close(first, expected)
+    assert second is None

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorprune_vllm.plan import ItemPlan, MediaTokens
 from anchorprune_vllm.signals import word_matching
-from anchorprune_vllm.signals.word_matching import MatchingSignals
-from anchorprune_vllm.worker.feature_cache import MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.signals.word_matching import WordMatching
 
-SIZES = [(6,), (2, 2), (6,), (5,)]
+SIZES = [6, 4, 6, 5]
 QUESTIONS = [[3, 4, 5, 6, 7], [], [9], [1, 2, 3, 30, 40, 41, 42]]
 
 
@@ -25,18 +24,13 @@ def table() -> Tensor:
 
 @pytest.fixture
 def media() -> list[MediaFeatures]:
-    return [MediaFeatures(torch.randn(sum(size), 5), torch.rand(sum(size))) for size in SIZES]
+    return [MediaFeatures(embeddings=torch.randn(size, 5)) for size in SIZES]
 
 
-def plans() -> list[ItemPlan]:
+def questions() -> list[Tensor]:
     return [
-        ItemPlan(
-            2 + i,
-            MediaTokens(sum(size), size, size),
-            (0, i),
-            torch.tensor([words], dtype=torch.long).reshape(min(1, len(words)), len(words)),
-        )
-        for i, (size, words) in enumerate(zip(SIZES, QUESTIONS, strict=True))
+        torch.tensor([words], dtype=torch.long).reshape(min(1, len(words)), len(words))
+        for words in QUESTIONS
     ]
 
 
@@ -50,15 +44,22 @@ def test_each_item_is_matched_with_its_own_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(word_matching, "_WORDS_AT_ONCE", at_once)
-    items = MatchingSignals(table.__getitem__, kind).candidates(media, plans())
-    for item, one, words in zip(items, media, QUESTIONS, strict=True):
+    items = WordMatching(table.__getitem__, kind)(media, questions())
+    for relevance, one, words in zip(items, media, QUESTIONS, strict=True):
         if not words:
-            assert item.relevance is None
+            assert relevance is None
             continue
-        cosines = F.cosine_similarity(one.hidden[:, None], table[words], dim=-1)
+        cosines = F.cosine_similarity(one.rows[:, None], table[words], dim=-1)
         expected = cosines.amax(1) if kind == "max" else cosines.mean(1)
-        assert item.relevance is not None
-        torch.testing.assert_close(item.relevance, expected)
+        torch.testing.assert_close(relevance, expected)
+
+
+def test_what_lies_behind_an_embedding_is_not_matched(table: Tensor) -> None:
+    rows = torch.randn(6, 5)
+    wide = MediaFeatures(embeddings=torch.cat([rows, torch.randn(6, 10)], 1))
+    (found,) = WordMatching(table.__getitem__, size=5)([wide], questions()[:1])
+    (wanted,) = WordMatching(table.__getitem__)([MediaFeatures(embeddings=rows)], questions()[:1])
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("kind", ["max", "mean"])
@@ -72,15 +73,13 @@ def test_a_long_question_is_embedded_some_words_at_a_time(
         return table[ids]
 
     words = torch.randint(50, (1, 60_000))
-    plan = ItemPlan(2, MediaTokens(6, (6,), (6,)), (0, 0), words)
-    (item,) = MatchingSignals(embed_words, kind).candidates(media[:1], [plan])
+    (relevance,) = WordMatching(embed_words, kind)(media[:1], [words])
     assert sum(asked) == 60_000
     assert max(asked) <= 512
-    cosines = F.cosine_similarity(media[0].hidden[:, None], table, dim=-1)
+    cosines = F.cosine_similarity(media[0].rows[:, None], table, dim=-1)
     counts = words.flatten().bincount(minlength=50)
     expected = cosines.amax(1) if kind == "max" else (cosines * counts).sum(1) / 60_000
-    assert item.relevance is not None
-    torch.testing.assert_close(item.relevance, expected)
+    torch.testing.assert_close(relevance, expected)
 
 
 def test_the_words_of_all_questions_are_embedded_together(
@@ -92,15 +91,5 @@ def test_the_words_of_all_questions_are_embedded_together(
         asked.append(ids.tolist())
         return table[ids]
 
-    MatchingSignals(embed_words).candidates(media, plans())
+    WordMatching(embed_words)(media, questions())
     assert asked == [[word for words in QUESTIONS for word in words]]
-
-
-def test_items_are_described_by_their_plans(table: Tensor, media: list[MediaFeatures]) -> None:
-    items = MatchingSignals(table.__getitem__).candidates(media, plans())
-    assert [item.budget for item in items] == [2, 3, 4, 5]
-    assert items[0].units is None
-    assert items[1].units is not None
-    assert items[1].units.tolist() == [0, 0, 1, 1]
-    assert all(item.features is one.hidden for item, one in zip(items, media, strict=True))
-    assert all(item.importance is one.importance for item, one in zip(items, media, strict=True))

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorprune_vllm.worker.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.worker.feature_cache import FeatureCache
 
 SIZE = 3
 TOKEN_BYTES = SIZE * 4 + 4
-LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
+LAYOUT = {"context": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
 
 
 def make_cache(pages: int, page_tokens: int = 4) -> FeatureCache:
@@ -19,26 +20,26 @@ def make_cache(pages: int, page_tokens: int = 4) -> FeatureCache:
 
 def features(value: float, tokens: int) -> MediaFeatures:
     steps = torch.arange(tokens, dtype=torch.float32)
-    return MediaFeatures(value + steps[:, None].expand(-1, SIZE), value - steps)
+    return MediaFeatures(value + steps[:, None].expand(-1, SIZE), importance=value - steps)
 
 
 def holds(cache: FeatureCache, key: str, value: float, tokens: int) -> bool:
     found, wanted = cache.get(key), features(value, tokens)
     return (
         found is not None
-        and torch.equal(found.hidden, wanted.hidden)
+        and torch.equal(found.context, wanted.context)
         and torch.equal(found.importance, wanted.importance)
     )
 
 
 def test_gives_back_copies_of_what_was_put() -> None:
     cache = make_cache(pages=4)
-    given_features = MediaFeatures(torch.ones(6, SIZE), torch.ones(6))
+    given_features = MediaFeatures(torch.ones(6, SIZE), importance=torch.ones(6))
     cache.put("a", given_features)
-    given_features.hidden.zero_()
+    given_features.context.zero_()
     found = cache.get("a")
     assert found is not None
-    assert torch.equal(found.hidden, torch.ones(6, SIZE))
+    assert torch.equal(found.context, torch.ones(6, SIZE))
     assert found.importance.shape == (6,)
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from anchorprune_vllm.frame_texts import frame_of_tokens, item_length
 from anchorprune_vllm.prompt_layout import PromptLayout
-from anchorprune_vllm.worker.frame_text import frame_of_tokens, item_length, put_among_text
+from anchorprune_vllm.worker.frame_text import put_among_text
 from tests.support.host_reads import NoHostReads
 
 VIDEO, START, END, BEGIN_VIDEO, END_VIDEO = 90, 91, 92, 93, 94

@@ -30,37 +30,23 @@ from anchorprune_vllm.metrics.families import (
 from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import DUMMY_MEDIA, ItemPlan, MediaTokens
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.worker.feature_cache import FeatureCache, MediaFeatures
+from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.pruner import VisualPruner
 from tests.support.scrapes import Scrape
 from tests.support.selections import record_selections, recorded_selections
 
 TOKENS, NEWLINES, SIZE = 10, 2, 4
-LAYOUT = {"hidden": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
+LAYOUT = {"context": ((SIZE,), torch.float32), "importance": ((), torch.float32)}
 METHOD = method_of(PruneConfig(budget=3))
 
 
-class ToySignals:
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        return [
-            Candidates(None, item.hidden, item.importance, plan.kept)
-            for item, plan in zip(features, plans, strict=True)
-        ]
-
-
-class AskedSignals(ToySignals):
+def first_tokens(
+    features: Sequence[MediaFeatures], questions: Sequence[Tensor]
+) -> list[Tensor | None]:
     """The first tokens are the most relevant, where something is asked."""
-
-    def candidates(
-        self, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
-    ) -> list[Candidates]:
-        relevance = torch.linspace(1, 0, TOKENS)
-        return [
-            item._replace(relevance=relevance if plan.query_ids.numel() else None)
-            for item, plan in zip(super().candidates(features, plans), plans, strict=True)
-        ]
+    relevance = torch.linspace(1, 0, TOKENS)
+    return [relevance if question.numel() else None for question in questions]
 
 
 class ToyImages:
@@ -75,20 +61,19 @@ class ToyImages:
     def features(self, seed: int) -> MediaFeatures:
         generator = torch.Generator().manual_seed(seed)
         tokens = self.sizes.get(seed, TOKENS)
-        return MediaFeatures(
-            torch.randn(tokens, SIZE, generator=generator), torch.rand(tokens, generator=generator)
-        )
+        context = torch.randn(tokens, SIZE, generator=generator)
+        return MediaFeatures(context, importance=torch.rand(tokens, generator=generator))
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         self.encoded.append([self.seeds[i] for i in items])
         return [self.features(self.seeds[i]) for i in items]
 
-    def embed_whole(self, items: list[int]) -> list[Tensor]:
+    def embed_unpruned(self, items: list[int]) -> list[Tensor]:
         self.whole.append([self.seeds[i] for i in items])
-        return [self.features(self.seeds[i]).hidden + 100 for i in items]
+        return [self.features(self.seeds[i]).rows + 100 for i in items]
 
-    def project(self, hidden: Tensor) -> Tensor:
-        return hidden + 100
+    def project(self, context: Tensor) -> Tensor:
+        return context + 100
 
     def positions(self, item: int, plan: ItemPlan) -> None:
         return None
@@ -103,7 +88,7 @@ def plan(seed: int, kept: int = 3) -> ItemPlan:
 @pytest.fixture
 def pruner() -> VisualPruner:
     cache = FeatureCache(4 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
-    return VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=3 * (TOKENS + NEWLINES))
+    return VisualPruner(None, METHOD, cache, 3 * (TOKENS + NEWLINES), SIZE)
 
 
 def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
@@ -112,7 +97,7 @@ def test_each_item_keeps_rows_of_its_own_media(pruner: VisualPruner) -> None:
     out = pruner.embed(images, [plan(s, k) for s, k in zip(seeds, [3, 2, 10, 1], strict=True)])
     assert [len(rows) for rows in out] == [3, 2, 10, 1]
     for rows, seed in zip(out, seeds, strict=True):
-        own = {tuple(row) for row in (images.features(seed).hidden + 100).tolist()}
+        own = {tuple(row) for row in (images.features(seed).rows + 100).tolist()}
         assert {tuple(row) for row in rows.tolist()} <= own
 
 
@@ -143,7 +128,7 @@ def test_media_are_encoded_once(pruner: VisualPruner) -> None:
 )
 def test_no_call_exceeds_the_encoder_budget(limit: int, calls: list[list[int]]) -> None:
     cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=limit)
+    pruner = VisualPruner(None, METHOD, cache, limit, SIZE)
     seeds = list(range(8))
     images = ToyImages(seeds)
     pruner.embed(images, [plan(s) for s in seeds])
@@ -152,7 +137,7 @@ def test_no_call_exceeds_the_encoder_budget(limit: int, calls: list[list[int]]) 
 
 def test_an_item_larger_than_the_budget_goes_alone() -> None:
     cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
-    small = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=TOKENS - 1)
+    small = VisualPruner(None, METHOD, cache, TOKENS - 1, SIZE)
     images = ToyImages([1, 2])
     small.embed(images, [plan(1), plan(2)])
     assert images.encoded == [[1], [2]]
@@ -161,7 +146,7 @@ def test_an_item_larger_than_the_budget_goes_alone() -> None:
 def test_only_what_the_tower_sees_counts() -> None:
     """Media that the cache knows, or that come twice, go beside any number of others."""
     cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=2 * (TOKENS + NEWLINES))
+    pruner = VisualPruner(None, METHOD, cache, 2 * (TOKENS + NEWLINES), SIZE)
     pruner.embed(ToyImages([1, 2]), [plan(1), plan(2)])
     seeds = [1, 3, 2, 3, 1, 4, 5]
     images = ToyImages(seeds)
@@ -186,7 +171,7 @@ def watched(batches: list[list[int]]) -> Method:
 
 def test_selection_of_a_call_is_one_batch(batches: list[list[int]], watched: Method) -> None:
     cache = FeatureCache(8 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=4 * TOKENS)
+    pruner = VisualPruner(None, watched, cache, 4 * TOKENS, SIZE)
     seeds = [1, 2, 3, 4]
     images = ToyImages(seeds)
     pruner.embed(images, [plan(seed) for seed in seeds])
@@ -197,7 +182,7 @@ def test_selection_of_a_call_is_one_batch(batches: list[list[int]], watched: Met
 def test_items_of_unlike_sizes(batches: list[list[int]], watched: Method) -> None:
     """One batch, and each item keeps rows of its own."""
     cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), watched, cache, max_encoder_tokens=60)
+    pruner = VisualPruner(None, watched, cache, 60, SIZE)
     sizes = [4, 5, 50, 4, 20, 20, 20, 61, 4]
     images = ToyImages(list(range(len(sizes))), sizes)
     out = pruner.embed(
@@ -205,7 +190,7 @@ def test_items_of_unlike_sizes(batches: list[list[int]], watched: Method) -> Non
     )
     assert batches == [sizes]
     for number, rows in enumerate(out):
-        own = {tuple(row) for row in (images.features(number).hidden + 100).tolist()}
+        own = {tuple(row) for row in (images.features(number).rows + 100).tolist()}
         assert {tuple(row) for row in rows.tolist()} <= own
 
 
@@ -217,7 +202,7 @@ class TestWarmUp:
     def pruner(self, tmp_path: Path, method: Method) -> VisualPruner:
         cache = FeatureCache(9 * TOKENS * 20, TOKENS, LAYOUT, torch.device("cpu"))
         metrics = SelectionMetrics(tmp_path, "model", "1", has_anchors=True)
-        return VisualPruner(AskedSignals(), method, cache, 99, metrics)
+        return VisualPruner(first_tokens, method, cache, 99, SIZE, metrics)
 
     def test_both_ways_are_run_on_all_items(self, tmp_path: Path) -> None:
         pruner, images = self.pruner(tmp_path, METHOD), ToyImages([1, 2])
@@ -264,7 +249,7 @@ def test_unpruned_items_take_the_models_own_path(pruner: VisualPruner) -> None:
     out = pruner.embed(images, [plan(1), plan(2, TOKENS), plan(3)])
     assert images.whole == [[2]]
     assert images.encoded == [[1, 3]]
-    assert torch.equal(out[1], images.features(2).hidden + 100)
+    assert torch.equal(out[1], images.features(2).rows + 100)
 
 
 def test_results_own_their_memory(pruner: VisualPruner) -> None:
@@ -284,12 +269,13 @@ def test_a_full_cache_never_mixes_media_up() -> None:
     """With room for one, what was read and what is written share a page."""
     page = TOKENS * (SIZE + 1) * 4
     cache = FeatureCache(page, TOKENS, LAYOUT, torch.device("cpu"))
-    pruner = VisualPruner(ToySignals(), METHOD, cache, max_encoder_tokens=99)
+    pruner = VisualPruner(None, METHOD, cache, 99, SIZE)
     fresh = VisualPruner(
-        ToySignals(),
+        None,
         METHOD,
         FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu")),
         max_encoder_tokens=99,
+        embedding_size=SIZE,
     )
     for seeds in ([1], [2, 1], [1], [2], [3, 2, 1], [1, 3]):
         plans = [plan(seed) for seed in seeds]
@@ -302,10 +288,11 @@ def test_a_full_cache_never_mixes_media_up() -> None:
 def test_metrics(tmp_path: Path, has_anchors: bool) -> None:
     page = TOKENS * (SIZE + 1) * 4
     pruner = VisualPruner(
-        AskedSignals(),
+        first_tokens,
         METHOD,
         FeatureCache(3 * page + 1, TOKENS, LAYOUT, torch.device("cpu")),
         max_encoder_tokens=99,
+        embedding_size=SIZE,
         metrics=SelectionMetrics(tmp_path, "model", "1", has_anchors=has_anchors),
     )
     kept, recorded = [], record_selections(pruner)
@@ -337,10 +324,11 @@ def test_metrics(tmp_path: Path, has_anchors: bool) -> None:
 def test_the_cache_is_shown_before_and_between_items(tmp_path: Path) -> None:
     page = TOKENS * (SIZE + 1) * 4
     pruner = VisualPruner(
-        ToySignals(),
+        None,
         METHOD,
         FeatureCache(3 * page + 1, TOKENS, LAYOUT, torch.device("cpu")),
         max_encoder_tokens=99,
+        embedding_size=SIZE,
         metrics=SelectionMetrics(tmp_path, "model", "1", has_anchors=True),
     )
     registry = CollectorRegistry()
@@ -355,3 +343,48 @@ def test_the_cache_is_shown_before_and_between_items(tmp_path: Path) -> None:
     assert shown() == (page, 3 * page)
     pruner.forget_media()
     assert shown() == (0, 3 * page)
+
+
+@pytest.mark.parametrize("is_projected", [False, True])
+@pytest.mark.parametrize("is_aligned", [False, True])
+def test_candidates_are_described_by_features_and_plan(
+    is_projected: bool, is_aligned: bool
+) -> None:
+    """Stage 1 measures in the question's space, Stage 2 among the tower's rows; else embeddings."""
+    rows = torch.randn(TOKENS, SIZE + 3)  # DeepStack's levels behind
+    aligned = torch.randn(TOKENS, 2) if is_aligned else None
+    context = torch.randn(TOKENS, 5)
+    given = MediaFeatures(
+        context=context if is_projected else None,
+        aligned=aligned,
+        embeddings=None if is_projected else rows,
+        importance=torch.rand(TOKENS),
+        keys=torch.randn(TOKENS, 2, 3),
+    )
+    images = ToyImages([1])
+    images.encode = lambda items: [given]  # type: ignore[method-assign]
+    images.project = (lambda rows: rows[:, :SIZE]) if is_projected else None  # type: ignore
+    seen: list[Candidates] = []
+
+    def select(items: Sequence[Candidates]) -> list[KeptTokens]:
+        seen.extend(items)
+        return METHOD.select(items)
+
+    method = replace(METHOD, select=select, needs=frozenset({"projected"}))
+    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
+    units = MediaTokens(TOKENS, (4, 6), (2, 3))
+    asked = ItemPlan(3, units, (7, 1), torch.ones(1, 4, dtype=torch.int64))
+    pruner = VisualPruner(first_tokens, method, cache, 99, SIZE)
+    (kept,) = pruner.embed(images, [asked])
+    (item,) = seen
+    stage_2 = context if is_projected else rows[:, :SIZE]
+    assert torch.equal(item.context, stage_2)
+    assert torch.equal(item.features, stage_2 if aligned is None else aligned)
+    assert torch.equal(item.projected, context[:, :SIZE] if is_projected else rows)
+    assert kept.shape == (3, SIZE if is_projected else SIZE + 3)
+    assert item.relevance is not None
+    assert item.importance is given.importance
+    assert item.keys is given.keys
+    assert item.object_attention is None
+    assert (item.budget, item.seed, item.grids) == (3, 7, units.grids)
+    assert item.units.tolist() == [0] * 4 + [1] * 6

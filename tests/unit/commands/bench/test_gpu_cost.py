@@ -21,8 +21,8 @@ from anchorprune_vllm.commands.bench.gpu_cost import (
     launch_seconds,
 )
 from anchorprune_vllm.commands.bench.launches import Launch, TorchRecorder, count_launches
-from anchorprune_vllm.selection import AnchorParams, batch, select_batch
-from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
+from anchorprune_vllm.selection import AnchorParams, batch, scores, select_batch
+from anchorprune_vllm.selection.kernels import gpu
 from anchorprune_vllm.signals.kernels.gpu import received_attention
 from tests.support.triton_interpreter import interpreted
 from tests.support.triton_work import Work, work_of
@@ -39,11 +39,10 @@ def chosen_by_kernels(choice: Choice) -> None:
     """As on a GPU, with items on the CPU: for the process that interprets kernels."""
     torch.manual_seed(0)
     with (
-        mock.patch.object(batch, "anchoring", return_value=gpu_anchor.relevance_anchors),
+        mock.patch.object(batch, "runs_triton", return_value=True),
         mock.patch.object(gpu, "compile_for"),  # once in a process, which is not counted
         mock.patch.object(batch, "reads_are_free", return_value=False),
-        mock.patch.object(batch, "device_expansion", return_value=gpu.expand),
-        mock.patch.object(batch, "working_dtype", return_value=torch.float32),
+        mock.patch.object(scores, "working_dtype", return_value=torch.float32),
     ):
         select_batch(choice.candidates("cpu"), AnchorParams())
 

@@ -17,8 +17,9 @@ from anchorprune_vllm.commands import main
 from anchorprune_vllm.commands.check import command, kernels, machine, servers
 from anchorprune_vllm.commands.check.findings import Finding
 from anchorprune_vllm.commands.check.servers import Token, Variant
-from anchorprune_vllm.selection import Candidates, KeptTokens, expansion
-from anchorprune_vllm.selection.expansion import Score
+from anchorprune_vllm.selection import Candidates, KeptTokens
+from anchorprune_vllm.selection.anchorprune import contextual_expansion
+from anchorprune_vllm.selection.scores import Score
 from anchorprune_vllm.vllm_patches import hooks
 from anchorprune_vllm.vllm_patches.hooks import Hook
 
@@ -52,7 +53,7 @@ def test_a_wrong_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_regret() -> None:
     features, weight = torch.eye(4), torch.tensor([1.0, 0.5, 0.75, 0.25])
     anchor = torch.tensor([False, False, False, True])
-    best = expansion.expand(features, Score(weight.double()), anchor, 3)
+    best = contextual_expansion(features, Score(weight.double()), anchor, 3)
     assert best.tolist() == [3, 0, 2]
     assert kernels.regret(features, weight, anchor, best) == 0
     # The distance of all is 1: instead of 0.75, one with 0.5 was taken.

@@ -14,7 +14,7 @@ import torch
 from anchorprune_vllm.commands.eval.asked_thing import anchor_hits, tell, tokens_on
 from anchorprune_vllm.commands.eval.clutter import cluttered_scene
 from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE
-from anchorprune_vllm.methods.registry import Method, small_item
+from anchorprune_vllm.methods.registry import Method, probe_item
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 from anchorprune_vllm.testing.local_model import one_rank
@@ -37,7 +37,7 @@ def test_a_model_that_is_told_takes_the_boxes_for_relevance() -> None:
         given.extend(items)
         return []
 
-    item = small_item()
+    item = probe_item()
     model = SimpleNamespace(_pruner=SimpleNamespace(_method=Method(select)))
     for boxes in ([(0.0, 0.0, 0.5, 0.5)], []):
         tell(model, boxes)

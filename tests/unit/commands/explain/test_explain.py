@@ -78,11 +78,8 @@ def colours_of_tokens(
     with torch.inference_mode():
         plans = pop_plans(modality, kwargs)
         (features,) = model.model._media(modality, kwargs, plans).encode([0])
-    # SigLIP models have the projected token before it.
-    parts = model.model._row_parts() if hasattr(model.model, "_row_parts") else [0]
-    start = parts[0] if len(parts) > 1 else 0
     processor = model.processor.info.get_hf_processor().image_processor
-    colours = features.hidden[:, start : start + 3].double().numpy()
+    colours = features.context[:, :3].double().numpy()
     return (colours * processor.image_std + processor.image_mean) * 255
 
 

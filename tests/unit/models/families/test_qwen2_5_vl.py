@@ -16,7 +16,7 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
 from anchorprune_vllm.log import logger
-from anchorprune_vllm.models.general.media_batch import MediaBatch
+from anchorprune_vllm.models.general.media_batch import GeneralMedia
 from anchorprune_vllm.plan import ItemPlan, MediaTokens, pop_plans, to_tensors
 from anchorprune_vllm.prompt_layout import PromptLayout
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
@@ -43,7 +43,7 @@ def process(model: LocalModel, *media: Any, budget: int | str, **options: Any) -
     return model.process(in_dialect(prompt, tokenizer), *media, budget=budget, **options)
 
 
-def batch_of(model: LocalModel, *media: Any) -> MediaBatch:
+def batch_of(model: LocalModel, *media: Any) -> GeneralMedia:
     """Media of one modality as the pruner gets them, and asks for them."""
     ((modality, kwargs),) = model.batches(process(model, *media, budget=10))
     plans = pop_plans(modality, kwargs)
@@ -72,7 +72,7 @@ def test_received_attention_equals_transformers(
         hidden = reference.embed(MEDIA[name])
     assert features.importance.dtype == torch.float32
     np.testing.assert_allclose(features.importance.numpy(), expected, rtol=1e-4)
-    torch.testing.assert_close(features.hidden, hidden, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(features.embeddings, hidden, rtol=1e-3, atol=1e-3)
 
 
 def test_several_items_in_one_call(model: LocalModel) -> None:
@@ -82,7 +82,7 @@ def test_several_items_in_one_call(model: LocalModel) -> None:
         for image, features in zip(images, together, strict=True):
             (expected,) = batch_of(model, image).encode([0])
             torch.testing.assert_close(features.importance, expected.importance)
-            torch.testing.assert_close(features.hidden, expected.hidden)
+            torch.testing.assert_close(features.embeddings, expected.embeddings)
 
 
 @pytest.mark.parametrize("tokens", [1, 140, 300, 700])
@@ -106,7 +106,7 @@ def test_a_long_video_comes_to_the_tower_in_groups_of_frames(
     frames_at_once = max(1, tokens // of_frame)
     assert calls[0] == sum(calls[1:]) == patches
     assert calls[1] == min(5, frames_at_once) * 4 * of_frame
-    assert together.parts().keys() == in_groups.parts().keys() == {"hidden", *needs}
+    assert together.parts().keys() == in_groups.parts().keys() == {"embeddings", *needs}
     for name, part in together.parts().items():
         # CPUs add up batches of other sizes in another order.
         torch.testing.assert_close(in_groups.parts()[name], part, rtol=1e-4, atol=1e-4)
@@ -127,7 +127,7 @@ def test_signals_ride_on_the_outputs_of_a_data_parallel_tower(
         carried = batch_of(model, *media).encode([0, 1])
     assert model.model.visual.out_hidden_size == size
     for one, other in zip(expected, carried, strict=True):
-        assert one.parts().keys() == other.parts().keys() == {"hidden", *needs}
+        assert one.parts().keys() == other.parts().keys() == {"embeddings", *needs}
         for part, values in one.parts().items():
             assert torch.equal(other.parts()[part], values), part
 

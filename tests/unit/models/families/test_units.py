@@ -12,7 +12,7 @@ import torch
 
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.general.adapter import pruning_processor
-from anchorprune_vllm.models.general.media_batch import MediaBatch
+from anchorprune_vllm.models.general.media_batch import GeneralMedia
 from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.plan import MediaTokens
@@ -122,10 +122,10 @@ def test_a_guessed_grid_is_relied_on_for_the_size_by_which_the_order_was_found()
 
 def test_an_item_is_encoded_alone_where_nothing_is_stated() -> None:
     calls: list[list[int]] = []
-    batch = object.__new__(MediaBatch)
+    batch = object.__new__(GeneralMedia)
     tower = SimpleNamespace(needed=frozenset({"importance"}), is_stated=False)
     batch._model = SimpleNamespace(tower_signals=tower)  # type: ignore[assignment]
-    with patch.object(MediaBatch, "_encode", lambda self, items: calls.append(items) or items):
+    with patch.object(GeneralMedia, "_encode", lambda self, items: calls.append(items) or items):
         for is_stated in (False, True):
             tower.is_stated = is_stated
             assert batch.encode([0, 1, 2]) == [0, 1, 2]  # type: ignore[comparison-overlap]

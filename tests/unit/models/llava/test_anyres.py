@@ -10,7 +10,7 @@ import pytest
 import torch
 from vllm.model_executor.models.llava_next import LlavaNextForConditionalGeneration
 
-from anchorprune_vllm.models.llava.anyres import patch_places
+from anchorprune_vllm.models.llava.anyres import unpruned_index_of_patches
 
 GRIDS = {
     "hub": [(1, 2), (2, 1), (2, 2), (3, 1), (1, 3)],
@@ -41,7 +41,7 @@ def test_places_are_where_the_model_itself_puts_patches(grid: str, tile: int, pa
     model = SimpleNamespace(config=config, image_newline=torch.tensor([-1.0]))
     for _ in range(40):
         size = any_length(rng), any_length(rng)
-        places = patch_places(size, config.image_grid_pinpoints, tile, patch)
+        places = unpruned_index_of_patches(size, config.image_grid_pinpoints, tile, patch)
         # Numbers sent through the model's own merging: newlines are -1, padding is gone.
         numbers = torch.arange(places.numel(), dtype=torch.float32).view(*places.shape, 1)
         merged = LlavaNextForConditionalGeneration._merge_image_patch_embeddings(
@@ -56,7 +56,7 @@ def test_places_are_where_the_model_itself_puts_patches(grid: str, tile: int, pa
 
 def drawn(size: tuple[int, int], grid: str) -> list[str]:
     """Crops as they lie in the picture, 2 x 2 patches each: # is picture, . is padding."""
-    marked = patch_places(size, pinpoints(grid, 28), 28, 14)[1:] >= 0
+    marked = unpruned_index_of_patches(size, pinpoints(grid, 28), 28, 14)[1:] >= 0
     rows, columns = GRIDS[grid][0]
     picture = marked.view(rows, columns, 2, 2).transpose(1, 2).reshape(rows * 2, columns * 2)
     return ["".join(".#"[int(patch)] for patch in row) for row in picture]

@@ -12,7 +12,7 @@ import torch
 
 from anchorprune_vllm.commands.bench.towers import edit_json
 from anchorprune_vllm.models.llava import llava_onevision
-from anchorprune_vllm.models.llava.frames import places_between_newlines
+from anchorprune_vllm.models.llava.frames import unpruned_index_between_newlines
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
@@ -109,7 +109,7 @@ def test_rows_and_places_of_the_reference(model: LocalModel, reference: Any, med
     kept = reference.kept(media, QUESTIONS[0], 100)
     with torch.inference_mode():
         expected = reference.embed(media)[kept]
-        whole = reference.embed_whole(media)
+        whole = reference.embed_unpruned(media)
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
     (unpruned,) = model.embed(process(model, media, budget="100%"))
     torch.testing.assert_close(unpruned, whole, rtol=1e-4, atol=1e-4)
@@ -139,8 +139,8 @@ def test_places_of_the_reference(demo_models: Any, rank: None, arch: str, media:
 
 
 def test_newlines_between_tokens() -> None:
-    assert places_between_newlines(5, None).tolist() == [0, 1, 2, 3, 4]
-    assert places_between_newlines(6, 2).tolist() == [0, 1, 3, 4, 6, 7]
+    assert unpruned_index_between_newlines(5, None).tolist() == [0, 1, 2, 3, 4]
+    assert unpruned_index_between_newlines(6, 2).tolist() == [0, 1, 3, 4, 6, 7]
 
 
 def test_a_long_video_is_encoded_in_parts(
@@ -182,7 +182,7 @@ def test_a_tower_whose_patches_do_not_fill_the_tile(rank: None, tmp_path: Path, 
                 expected = reference.embed(media)[reference.kept(media, QUESTIONS[0], budget)]
             torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
         (rows,) = model.embed(process(model, media, budget="100%"))
-        torch.testing.assert_close(rows, reference.embed_whole(media), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rows, reference.embed_unpruned(media), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
