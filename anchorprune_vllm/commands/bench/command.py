@@ -144,8 +144,9 @@ def _add_count(
 
 
 def _parts(args: argparse.Namespace) -> None:
-    # vLLM and transformers would write between the tables.
+    # vLLM, torch's profiler and transformers would write between the tables.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.commands.bench.parts import run_parts
 

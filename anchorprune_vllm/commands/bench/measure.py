@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import re
@@ -12,10 +13,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 
 
 def this_device() -> torch.device:
@@ -94,15 +98,27 @@ def _now() -> float:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return how far the memory in use rises during a call.
-
-    On a GPU it is the memory that torch has allocated, on a CPU that of this process.
-    """
+    """Return how far the memory allocated by torch rises during a call."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before
+    # There is no such counter for the CPU, but torch's profiler sees every allocation.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    with NamedTemporaryFile(suffix=".json") as trace:
+        profiled.export_chrome_trace(trace.name)
+        events = json.loads(Path(trace.name).read_text())["traceEvents"]
+    changes = [event for event in events if event["name"] == "[memory]"]
+    in_order = sorted(changes, key=lambda event: event["ts"])
+    return max(accumulate(event["args"]["Bytes"] for event in in_order))
+
+
+def resident_peak_bytes(call: Callable[[], object]) -> int:
+    """Return how far the memory of this process rises during a call, including numba's arrays."""
+    if torch.cuda.is_available():
+        return peak_bytes(call)
     ctypes.CDLL(None).malloc_trim(0)  # freed memory must go back to Linux, or it is reused unseen
     Path("/proc/self/clear_refs").write_text("5")  # reset the recorded peak
     before = _process_bytes("VmRSS")

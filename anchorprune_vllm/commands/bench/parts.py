@@ -20,7 +20,7 @@ from anchorprune_vllm.commands.bench import towers
 from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.flops import QWEN_7B
 from anchorprune_vllm.commands.bench.measure import (
-    peak_bytes,
+    resident_peak_bytes,
     table,
     this_device,
     time_in_turns,
@@ -94,7 +94,7 @@ def _selection_growth(repeats: int) -> Table:
         budget = tokens // 9
         (item,) = Choice("", tokens, budget).candidates(this_device(), torch.float32)
         (spent,) = time_in_turns([partial(_select, item)], min(repeats, 3))
-        peak = peak_bytes(partial(_select, item))
+        peak = resident_peak_bytes(partial(_select, item))
         row = [tokens, budget, f"{spent:.1f} ms", f"{1e6 * spent / tokens / budget:.1f} ns"]
         rows.append([*row, f"{peak / 2**20:.1f} MiB", f"{peak / 2**10 / tokens:.1f} KiB"])
     columns = ["N", "K", "time", "per N x K", "peak", "per token"]

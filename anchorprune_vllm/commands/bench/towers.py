@@ -125,7 +125,7 @@ def embedding_table(repeats: int) -> Table:
         budgets = ("100%", 640, 320, 160)
         inputs = {k: model.process(_NEXT_PROMPT, image, budget=k) for k in budgets}
         rows += _embedding_rows("LLaVA-NeXT, 672x672", model, inputs, repeats)
-    title = "One call of vision tower, projector and, pruned, selection; peak memory above weights"
+    title = "One call of tower, projector and, pruned, selection; peak of torch's memory"
     columns = ["model", "budget", "tokens", "time", "of unpruned", "peak", "of unpruned"]
     return table(title, columns, rows, text_columns=2)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anchorprune_vllm.commands.bench import measure
-from anchorprune_vllm.commands.bench.measure import StageClock, peak_bytes
+from anchorprune_vllm.commands.bench.measure import StageClock, peak_bytes, resident_peak_bytes
 
 
 @pytest.fixture
@@ -64,13 +64,24 @@ def test_times_are_medians_taken_in_turns(now: list[float]) -> None:
     assert "".join(turns) == "abababab"
 
 
+def test_the_peak_is_the_highest_level_of_memory() -> None:
+    def call() -> None:
+        first = torch.zeros(2**18, device=measure.this_device())  # 1 MiB
+        second = first + 1
+        del first
+        torch.zeros(2**17, device=measure.this_device())
+        del second
+
+    assert peak_bytes(call) == pytest.approx(2 * 2**20, rel=1e-3)
+
+
 def test_memory_of_the_whole_process_is_the_peak_above_what_was_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = {"VmRSS": 700, "VmHWM": 700}
     monkeypatch.setattr(measure, "_process_bytes", process.__getitem__)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert peak_bytes(lambda: process.update(VmRSS=720, VmHWM=950)) == 250
+    assert resident_peak_bytes(lambda: process.update(VmRSS=720, VmHWM=950)) == 250
 
 
 def test_memory_of_the_whole_process_is_what_linux_says() -> None:

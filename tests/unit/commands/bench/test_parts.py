@@ -53,7 +53,8 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Meters:
     meters = Meters()
     for module in (parts, towers):
         monkeypatch.setattr(module, "time_in_turns", meters.time_in_turns)
-        monkeypatch.setattr(module, "peak_bytes", meters.peak_bytes)
+    monkeypatch.setattr(towers, "peak_bytes", meters.peak_bytes)
+    monkeypatch.setattr(parts, "resident_peak_bytes", meters.peak_bytes)
     return meters
 
 
