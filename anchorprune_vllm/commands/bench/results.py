@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -62,16 +61,18 @@ class ServeResults(BaseModel):
     commands: list[str]
     measurements: list[Measurement]
 
-    @classmethod
-    def load(cls, path: Path, settings: Mapping[str, Any]) -> Self:
-        """Read the results of earlier commands; raise ValueError if their settings differ."""
+    def continued(self, path: Path) -> Self:
+        """Return the results in a file, or these if there is none yet.
+
+        Raises ValueError if the file cannot be read, or if its settings are others.
+        """
         if not path.exists():
-            return cls(settings=dict(settings), commands=[], measurements=[])
+            return self
         try:
-            found = cls.model_validate_json(path.read_text(encoding="utf-8"))
+            found = self.model_validate_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
-        check_settings(path, found.settings, settings)
+        check_settings(path, found.settings, self.settings)
         return found
 
     def save(self, path: Path) -> None:

@@ -15,6 +15,10 @@ PLAIN, FREE_64, OURS_64 = Contender(UNPRUNED), Contender(FREE, "64"), Contender(
 SETTINGS = {"model": "m", "load": {"requests": 4}}
 
 
+def none_yet(**settings: object) -> ServeResults:
+    return ServeResults(settings=SETTINGS | settings, commands=[], measurements=[])
+
+
 def measured(
     contender: Contender,
     concurrency: int = 1,
@@ -79,7 +83,7 @@ def test_speed_up_and_what_free_selection_reaches(results: ServeResults) -> None
 
 
 def test_they_come_back_and_are_not_measured_again(results: ServeResults, tmp_path: Path) -> None:
-    again = ServeResults.load(tmp_path / "results.json", SETTINGS)
+    again = none_yet().continued(tmp_path / "results.json")
     assert again == results
     assert (PLAIN, 1, 2) in again
     assert (PLAIN, 1, 3) not in again
@@ -88,7 +92,7 @@ def test_they_come_back_and_are_not_measured_again(results: ServeResults, tmp_pa
 
 def test_other_settings_are_refused(results: ServeResults, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"of other settings \(model 'm', now 'n'\): give"):
-        ServeResults.load(tmp_path / "results.json", SETTINGS | {"model": "n"})
+        none_yet(model="n").continued(tmp_path / "results.json")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_other_settings_are_refused(results: ServeResults, tmp_path: Path) -> No
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ValueError, match="cannot read the results in"):
-        ServeResults.load(tmp_path / "results.json", SETTINGS)
+        none_yet().continued(tmp_path / "results.json")
 
 
 def cells(table: str, method: str) -> list[list[str]]:
