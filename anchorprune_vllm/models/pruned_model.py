@@ -27,7 +27,6 @@ from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of, probe_item
 from anchorprune_vllm.metrics.selections import selection_metrics
-from anchorprune_vllm.models.tower_taps import SIGNALS
 from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
 from anchorprune_vllm.signals.features import Relevance
 from anchorprune_vllm.vllm_patches import check_vllm
@@ -41,6 +40,7 @@ from anchorprune_vllm.worker.positions import (
     with_positions,
 )
 from anchorprune_vllm.worker.pruner import MediaBatch, VisualPruner
+from anchorprune_vllm.worker.tower_taps import SIGNALS
 from anchorprune_vllm.worker.warm_up import warm_up_without_profiling
 
 _Model = TypeVar("_Model", bound=type)

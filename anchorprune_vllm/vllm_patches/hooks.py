@@ -173,7 +173,7 @@ HOOKS = (
         "vllm.model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features",
     ),
     Hook(
-        "models/tower_taps.py",
+        "worker/tower_taps.py",
         "register_forward_pre_hook",
         "takes query and key on their way into the encoder's attention",
         "vllm.model_executor.layers.attention.mm_encoder_attention:MMEncoderAttention.forward",
@@ -253,7 +253,7 @@ HOOKS = (
         is_for_native_positions=True,
     ),
     Hook(
-        "api/processor.py",
+        "api/requests.py",
         "apply_or_refuse",
         "set as `apply` on a processor of vLLM's, to refuse budgets while pruning is off",
         "vllm.multimodal.processing:BaseMultiModalProcessor.apply",

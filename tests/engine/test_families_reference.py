@@ -31,7 +31,10 @@ from tests.support.reference import Reference
 from tests.support.runners import both_runners, engine_on, runners_in_turn
 from tests.support.seen_positions import seen_positions, watch_positions
 
-WITH_VIDEOS = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "glm-4v", "glm-4v-moe", "internvl")
+WITH_VIDEOS = (
+    *("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "glm-4v", "glm-4v-moe"),
+    *("gemma4", "internvl", "internvl-chat"),
+)
 BUDGETS = (5, 12, "25%")
 TOKENS = 8
 TOLERANCE = 1e-3

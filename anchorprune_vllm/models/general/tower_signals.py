@@ -17,9 +17,9 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from anchorprune_vllm.methods.registry import Signal
 from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
-from anchorprune_vllm.models.tower_taps import SIGNALS, SignalTap, Taken, Where, measured
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.worker.tower_taps import SIGNALS, SignalTap, Taken, Where, measured
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general.adapter import GeneralModel

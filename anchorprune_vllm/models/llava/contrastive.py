@@ -15,13 +15,13 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
-from anchorprune_vllm.models.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
 from anchorprune_vllm.signals.contrastive import (
     ContrastiveFamily,
     ContrastivePair,
     ContrastiveRelevance,
 )
 from anchorprune_vllm.signals.features import MediaFeatures, Relevance
+from anchorprune_vllm.worker.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
 
 
 def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> MediaFeatures:

@@ -321,7 +321,7 @@ def test_a_method_is_imported_when_it_is_used():
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
     )

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anchorprune_vllm.models import tower_taps
-from anchorprune_vllm.models.tower_taps import SIGNALS, SignalTap, measured
 from anchorprune_vllm.signals.attention import class_attention, received_attention
+from anchorprune_vllm.worker import tower_taps
+from anchorprune_vllm.worker.tower_taps import SIGNALS, SignalTap, measured
 
 
 class Attention(nn.Module):
