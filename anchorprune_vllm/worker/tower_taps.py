@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signals that only some methods need, taken from the attention of a vision tower.
+"""Signals that only some methods need, read from the attention of a vision tower.
 
-Queries and keys are taken by a forward pre-hook on vLLM's attention modules: nothing is recomputed,
-and no forward method is copied.
+A forward pre-hook on vLLM's attention modules reads queries and keys, so nothing is recomputed and
+no forward method is copied.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from anchorprune_vllm.methods.registry import Signal
 from anchorprune_vllm.signals.attention import received_attention
 
 Measure = Callable[[Tensor, Tensor, Sequence[int], float], Tensor]
-"""Query and key [T, heads, head size], the lengths of the segments that attend within themselves,
-and the scale of the products, to a score [T] summed over heads."""
+"""A function from query and key [T, heads, head size], the lengths of the segments whose tokens
+attend to each other, and the scale of the products, to a score [T] that is summed over heads."""
 
 Where = Literal["last", "middle"]
-"""The attention that a signal comes from: the tower's last, or HiPrune's, in which it sees
-objects."""
+"""The attention that a signal comes from: the tower's last one, or one in the middle, in which
+HiPrune finds objects."""
 
 
 @dataclass(frozen=True)
 class SignalSpec:
-    """One signal: where it is taken, and whether it is a score or the keys themselves."""
+    """One signal: which attention it comes from, and whether it is a score or the keys."""
 
     where: Where
     is_score: bool
-    """A score is a mean over the heads of all ranks; of keys, those of all ranks are gathered."""
+    """Whether it is a score, averaged over the heads of all ranks, or keys, gathered from them."""
 
     def layout(
         self, key_shape: tuple[int, int], dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of the signal of one token, as it is cached."""
+        """Return the shape and dtype of the signal of one token in the feature cache."""
         return ((), torch.float32) if self.is_score else (key_shape, dtype)
 
     def of_all_ranks(self, own: Tensor, heads: int, ranks: int) -> Tensor:
-        """Return the signal [T, ...] of the heads of all ranks, which every rank must see alike.
+        """Return the signal [T, ...] over the heads of all ranks, equal on every rank.
 
-        Where each rank has all heads, all are counted the same number of times.
+        If each rank has all heads, every head counts equally often, and the mean is still right.
 
-        own: a score summed over the heads of this rank, or its keys.
-        heads: the heads of this rank.
+        Args:
+            own: A score summed over the heads of this rank, or the keys of this rank.
+            heads: The number of heads of this rank.
+            ranks: The number of ranks that share the heads.
         """
         if self.is_score:
             summed = tensor_model_parallel_all_reduce(own) if ranks > 1 else own
@@ -60,14 +62,14 @@ SIGNALS: Mapping[Signal, SignalSpec] = {
     "keys": SignalSpec("last", is_score=False),
     "object_attention": SignalSpec("middle", is_score=True),
 }
-"""The signals of the tower, by the names of the fields of `MediaFeatures`."""
+"""The signals of the tower, by their field names in `MediaFeatures`."""
 
 Taken = Mapping[Any, tuple[Tensor, Tensor]]
-"""Attention module to the query and key [T, heads, head size] that entered it."""
+"""The query and key [T, heads, head size] that entered each attention module."""
 
 
 class SignalTap:
-    """Collects what enters some attention modules, while it is entered itself."""
+    """A context manager that records the queries and keys of some attention modules."""
 
     def __init__(self, attentions: Iterable[Any]) -> None:
         self._calls: dict[Any, list[tuple[Tensor, Tensor]]] = {module: [] for module in attentions}
@@ -84,7 +86,7 @@ class SignalTap:
             hook.remove()
 
     def take(self) -> Taken | None:
-        """Return what entered since the last call; None if one of the modules was not called."""
+        """Return what was recorded since the last call, or None if a module was not called."""
         if not self._calls or not all(self._calls.values()):
             return None
         taken = {}
@@ -109,12 +111,12 @@ def measured(
     """Return the signals [T, ...] of the tower's tokens that a method needs.
 
     Args:
-        needed: the names of signals; those that do not come from the tower are passed over.
-        attentions: the modules that were tapped.
-        taken: what a `SignalTap` took of them.
-        segments: how many tokens attend to each other, one segment behind the other; T in all.
-        ranks: how many ranks share the heads.
-        importance: how importance is measured; other scores are the attention received.
+        needed: The names of signals; those that do not come from the tower are ignored.
+        attentions: The modules that were tapped.
+        taken: What a `SignalTap` recorded of them.
+        segments: The lengths of the segments whose tokens attend to each other, T in total.
+        ranks: The number of ranks that share the heads.
+        importance: How importance is measured; other scores are the attention received.
     """
     found: dict[str, Tensor] = {}
     for name, spec in SIGNALS.items():
@@ -129,7 +131,7 @@ def measured(
 
 
 def query_and_key(module: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Return what enters an attention as [tokens, heads, head size] each."""
+    """Return the query and key that enter an attention, each [tokens, heads, head size]."""
     query, key = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
     query = query.reshape(-1, module.num_heads, module.head_size)
     key = key.reshape(-1, module.num_kv_heads, module.head_size)

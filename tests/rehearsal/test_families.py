@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.rehearsal.comparison import Rehearsal
 from tests.rehearsal.conftest import ROW, Rehearse
 from tests.rehearsal.job import Engine, Job
@@ -63,7 +63,7 @@ def test_family(
 ) -> None:
     has_videos = arch in WITH_TIMES
     limits = {**LIMITS, **(VIDEOS if has_videos else {})}
-    family_options = describe_family(arch).engine_arguments
+    family_options = TINY_MODELS[arch].engine_arguments
     options = {**OPTIONS, "limit_mm_per_prompt": limits, **family_options}
     variables = {"VLLM_GPU_SYNC_CHECK": "warn"} if arch in WAITS_BY_ITSELF else {}
     engine = Engine("chats", ["chats", *(["stamped"] if has_videos else [])], options=options)

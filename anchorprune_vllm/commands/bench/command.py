@@ -43,6 +43,8 @@ def _add_parts(kinds: Any) -> None:
     _add_count(command, "--repeats", 15, "how often to take each time")
     authors = "a clone of github.com/MULTI-cau/AnchorPrune, to time the authors' selector too"
     command.add_argument("--authors", type=Path, metavar="DIR", help=authors)
+    only = 'print one table, such as "received attention" (default: all of them)'
+    command.add_argument("--only", metavar="TABLE", help=only)
     command.set_defaults(run=_parts)
 
 
@@ -150,7 +152,7 @@ def _parts(args: argparse.Namespace) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.commands.bench.parts import run_parts
 
-    run_parts(args.repeats, args.authors)
+    run_parts(args.repeats, args.authors, args.only)
 
 
 def _gpu_cost(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.commands.chosen_methods import Method, parse_methods
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod, parse_methods
 from anchorprune_vllm.methods.registry import check_method
 
 UNPRUNED, FREE, VLLM = "unpruned", "free selection", "vLLM's video pruning"
@@ -43,14 +43,14 @@ class Contender:
         ]
 
 
-def check_methods(methods: Sequence[Method], budgets: Sequence[str]) -> None:
+def check_methods(methods: Sequence[ChosenMethod], budgets: Sequence[str]) -> None:
     """Raise ValueError for a method with which a server would not start."""
     for method in methods:
         check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
 
 
 def contenders(
-    methods: Sequence[Method], budgets: Sequence[str], *, with_vllm: bool = False
+    methods: Sequence[ChosenMethod], budgets: Sequence[str], *, with_vllm: bool = False
 ) -> list[Contender]:
     """Return unpruned, then free selection and the methods at each budget.
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from transformers import CLIPVisionConfig, CLIPVisionModel
 from transformers.utils.logging import disable_progress_bar
 
 from anchorprune_vllm.budget import min_anchor
@@ -28,6 +29,7 @@ from anchorprune_vllm.commands.bench.measure import (
 from anchorprune_vllm.commands.bench.towers import beside
 from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
 from anchorprune_vllm.selection.units import anchored_units
+from anchorprune_vllm.signals.attention import cls_attention
 
 Selector = Callable[[Candidates], Tensor]
 """Returns the indices of the tokens to keep, ascending."""
@@ -43,12 +45,13 @@ _CHOICES = (
 _LENGTHS = (576, 1024, 2048, 4096, 8192, 16384)
 
 
-def run_parts(repeats: int, authors: Path | None = None) -> None:
+def run_parts(repeats: int, authors: Path | None = None, only: str | None = None) -> None:
     """Print all tables, each as soon as it is measured.
 
     Args:
         repeats: how often each time is measured.
         authors: a clone of the paper's repository, whose selector is timed beside ours.
+        only: the name of the one table to print.
     """
     console = Console()
     disable_progress_bar()  # transformers would show it between the tables
@@ -58,13 +61,18 @@ def run_parts(repeats: int, authors: Path | None = None) -> None:
     parts: dict[str, Callable[[], Table]] = {
         "selection": lambda: _selection(repeats, others),
         "growth of selection": lambda: _selection_growth(repeats),
+        "crops": lambda: _crops(repeats),
+        "steps": lambda: _steps(repeats),
         "received attention": towers.received_attention_table,
         "received attention alone": lambda: towers.attention_growth_table(_LENGTHS, repeats),
-        "embedding": lambda: towers.embedding_table(repeats),
+        "videos": lambda: towers.videos_table(repeats),
+        "peak memory": lambda: towers.peak_memory_table(repeats),
     }
-    for name, measured in parts.items():
+    if only is not None and only not in parts:
+        raise ValueError(f"{only!r} is not one of {', '.join(parts)}")
+    for name in parts if only is None else [only]:
         with console.status(f"measuring: {name}"):
-            made = measured()
+            made = parts[name]()
         made.title = f"{made.title} ({where})"
         console.print(made)
 
@@ -99,6 +107,41 @@ def _selection_growth(repeats: int) -> Table:
         rows.append([*row, f"{peak / 2**20:.1f} MiB", f"{peak / 2**10 / tokens:.1f} KiB"])
     columns = ["N", "K", "time", "per N x K", "peak", "per token"]
     return table("Selection of one token in nine", columns, rows)
+
+
+def _crops(repeats: int) -> Table:
+    rows = []
+    for budget in (32, 64, 128):
+        choices = Choice("", 576, budget), Choice("", 2880, 5 * budget, units=5)
+        items = [choice.candidates(this_device(), torch.float32)[0] for choice in choices]
+        one, five = time_in_turns([partial(_select, item) for item in items], repeats)
+        times = [budget, f"{one:.1f} ms", 5 * budget, f"{five:.1f} ms"]
+        rows.append([f"{budget / 576:.1%}", *times, f"{five / one:.1f}x"])
+    columns = ["share kept", "K of 576", "time", "K of 5 x 576", "time", "ratio"]
+    return table("One image with crops (5 x 576) against one without", columns, rows)
+
+
+def _steps(repeats: int) -> Table:
+    """Time LLaVA-1.5's vision tower, and what pruning adds to it."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    config = CLIPVisionConfig(num_hidden_layers=23, image_size=336, patch_size=14, **sizes)
+    device = this_device()
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    (item,) = Choice("", 576, 64).candidates(device, torch.float32)
+    with torch.device(device), torch.inference_mode():
+        tower = CLIPVisionModel(config).to(dtype).eval()
+        query, key = torch.randn(2, 1, 577, 1024, dtype=dtype)
+        runs: dict[str, Callable[[], object]] = {
+            "vision tower (ViT-L/14 at 336 px, 23 layers)": partial(
+                tower, torch.randn(1, 3, 336, 336, dtype=dtype)
+            ),
+            "[CLS] attention": partial(cls_attention, query, key, 16, 0.125),
+            "selection, K=64": partial(_select, item),
+        }
+        times = time_in_turns(list(runs.values()), min(repeats, 5))
+    rows = [[n, f"{t:.2f} ms", f"{t / times[0]:.2%}"] for n, t in zip(runs, times, strict=True)]
+    title = "Against one call of LLaVA-1.5's vision tower, one image"
+    return table(title, ["step", "time", "share of the tower's"], rows)
 
 
 def _select(item: Candidates) -> list[KeptTokens]:

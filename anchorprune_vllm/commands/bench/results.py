@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import statistics
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Self
 
 from pydantic import BaseModel
 
 from anchorprune_vllm.commands.bench.contenders import FREE, UNPRUNED, Contender
 from anchorprune_vllm.commands.bench.load import ClientResult
-from anchorprune_vllm.commands.results_file import check_settings, unreadable, write_json
+from anchorprune_vllm.commands.results_file import ResumableResults
 
 
 class Measurement(BaseModel):
@@ -54,30 +52,10 @@ class Measurement(BaseModel):
         return self.memory_bytes / 2**30
 
 
-class ServeResults(BaseModel):
+class ServeResults(ResumableResults):
     """All measurements of one output directory, which share their settings."""
 
-    settings: dict[str, Any]
-    commands: list[str]
     measurements: list[Measurement]
-
-    def continued(self, path: Path) -> Self:
-        """Return the results in a file, or these if there is none yet.
-
-        Raises ValueError if the file cannot be read, or if its settings are others.
-        """
-        if not path.exists():
-            return self
-        try:
-            found = self.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise unreadable(path, error) from error
-        check_settings(path, found.settings, self.settings)
-        return found
-
-    def save(self, path: Path) -> None:
-        """Write the file."""
-        write_json(path, self.model_dump(), indent=1)
 
     def __contains__(self, asked: tuple[Contender, int, int]) -> bool:
         return asked in {(m.contender, m.concurrency, m.round) for m in self.measurements}

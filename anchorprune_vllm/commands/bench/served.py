@@ -27,7 +27,7 @@ from anchorprune_vllm.commands.bench.shapes import (
     sizes_of,
 )
 from anchorprune_vllm.commands.checks import check_model
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.results_file import write_json
 from anchorprune_vllm.testing.demo_models.make import find_text_encoder, make_demo_model
 from anchorprune_vllm.testing.media import Media, as_data_url, write_clip
@@ -99,7 +99,7 @@ class Comparison:
     """What the user wants to be compared, and where the results go."""
 
     model: ServedModel
-    methods: Sequence[Method]
+    methods: Sequence[ChosenMethod]
     budgets: Sequence[str]
     out: Path
     command: str  # as the user typed it

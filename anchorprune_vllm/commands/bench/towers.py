@@ -51,6 +51,7 @@ _VIDEO_CONFIGS: Configs = {
     "siglip/config.json": {"vision_config": _VIDEO_TOWER, "text_config": {"projection_size": 288}},
 }
 _FRAMES = (16, 64)
+_EMBEDDING_COLUMNS = ("budget", "tokens", "time", "of unpruned", "peak", "of unpruned")
 _VIDEO_PROMPT = "<|im_start|>user\n<video>\nWhat is shown?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -111,27 +112,32 @@ def attention_growth_table(lengths: tuple[int, ...], repeats: int) -> Table:
     return table("Received attention alone", columns, rows)
 
 
-def embedding_table(repeats: int) -> Table:
-    """Embed videos of two lengths, and an image with four crops, at several budgets."""
+def videos_table(repeats: int) -> Table:
+    """Embed videos of two lengths, unpruned and pruned."""
     rows: list[list[object]] = []
     options = {"max_model_len": 32768, "max_num_batched_tokens": 8192}
     with _local_model("llava-video", _VIDEO_CONFIGS, image_size=378, **options) as model:
         for frames in _FRAMES:
             video = np.random.default_rng(0).integers(0, 256, (frames, 90, 160, 3), dtype=np.uint8)
             inputs = {k: model.process(_VIDEO_PROMPT, video, budget=k) for k in ("100%", 512)}
-            rows += _embedding_rows(f"LLaVA-Video, {frames} frames", model, inputs, repeats)
+            rows += _embedding_rows(frames, model, inputs, repeats)
+    title = "One video through LLaVA-Video's tower, projector and, pruned, selection"
+    return table(title, ["frames", *_EMBEDDING_COLUMNS], rows)
+
+
+def peak_memory_table(repeats: int) -> Table:
+    """Embed an image with four crops at several budgets."""
     with _local_model("llava-next", _next_configs(*_NEXT_WIDTHS), image_size=336) as model:
         image = Image.effect_noise((672, 672), 64).convert("RGB")
         budgets = ("100%", 640, 320, 160)
         inputs = {k: model.process(_NEXT_PROMPT, image, budget=k) for k in budgets}
-        rows += _embedding_rows("LLaVA-NeXT, 672x672", model, inputs, repeats)
-    title = "One call of tower, projector and, pruned, selection; peak of torch's memory"
-    columns = ["model", "budget", "tokens", "time", "of unpruned", "peak", "of unpruned"]
-    return table(title, columns, rows, text_columns=2)
+        rows = list(_embedding_rows("672x672", model, inputs, repeats))
+    title = "One LLaVA-NeXT call, 7B widths: peak of torch's memory above weights"
+    return table(title, ["image", *_EMBEDDING_COLUMNS], rows)
 
 
 def _embedding_rows(
-    name: str, model: LocalModel, inputs: Mapping[int | str, Any], repeats: int
+    media: object, model: LocalModel, inputs: Mapping[int | str, Any], repeats: int
 ) -> Iterator[list[object]]:
     def embed(processed: Any) -> list[torch.Tensor]:
         model.model._pruner.forget_media()  # else only the first call would run the tower
@@ -142,7 +148,7 @@ def _embedding_rows(
     times = time_in_turns(runs, min(repeats, 2))
     peaks = [peak_bytes(run) / 2**20 for run in runs]
     for budget, kept, time, peak in zip(inputs, tokens, times, peaks, strict=True):
-        row = [name, budget, kept, f"{time:.0f} ms", f"{time / times[0]:.2f}x"]
+        row = [media, budget, kept, f"{time:.0f} ms", f"{time / times[0]:.2f}x"]
         yield [*row, f"{peak:.1f} MiB", f"{peak / peaks[0]:.1%}"]
 
 

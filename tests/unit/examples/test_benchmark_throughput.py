@@ -9,7 +9,7 @@ import pytest
 
 from anchorprune_vllm.commands.bench.served import checkpoint
 from anchorprune_vllm.commands.bench.shapes import MODEL_SHAPES
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.main import _parser
 from tests.support.examples import Script
 
@@ -53,7 +53,10 @@ def test_it_runs_the_papers_budgets() -> None:
     for command, (name, budgets) in zip(commands, BUDGETS.items(), strict=True):
         args = _parser().parse_args(command[1:])  # as the command itself reads them
         assert (args.budgets, args.concurrency, args.requests) == (budgets, [1, 8, 32], 50)
-        assert (args.out, args.methods) == (Path("bench-throughput") / name, [Method("divprune")])
+        assert (args.out, args.methods) == (
+            Path("bench-throughput") / name,
+            [ChosenMethod("divprune")],
+        )
         assert args.vllm_video_pruning == (name == "qwen2.5-vl-video")
         if name in MODEL_SHAPES:
             assert (args.media.frames > 1) == (MODEL_SHAPES[name].media.frames > 1)

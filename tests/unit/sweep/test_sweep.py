@@ -14,7 +14,7 @@ import pytest
 
 from anchorprune_vllm.commands.models.record import Record, Trial, read_record
 from anchorprune_vllm.models import ARCHITECTURES
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.support.asking import Answer
 from tests.support.families import FAMILIES, LINEAR_ATTENTION
 from tests.support.reference import REFERENCES
@@ -123,5 +123,5 @@ def test_the_page_is_written_from_the_record() -> None:
 
 def test_the_record_knows_all_references_and_each_is_compared() -> None:
     assert read_record().references == sorted(REFERENCES)
-    compared = {describe_family(name).architecture_name for name in (*FAMILIES, *LINEAR_ATTENTION)}
+    compared = {TINY_MODELS[name].architecture for name in (*FAMILIES, *LINEAR_ATTENTION)}
     assert {*REFERENCES} == compared | ARCHITECTURES.keys()

@@ -79,19 +79,22 @@ def test_received_attention(meters: Meters, monkeypatch: pytest.MonkeyPatch, arc
     assert read == [[64], [64]]  # in two of four calls
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_embedding(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(towers, "_FRAMES", (4,))
+    assert rows_of(towers.videos_table(repeats=1)) == [
+        ("4", "100%", str(4 * 13 * 14), "1 ms", "1.00x", "3.0 MiB", "100.0%"),
+        ("4", "512", "512", "2 ms", "2.00x", "4.0 MiB", "133.3%"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peak_memory(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(towers, "_NEXT_WIDTHS", (128, 256))
-    video, image = "LLaVA-Video, 4 frames", "LLaVA-NeXT, 672x672"
-    of_video, of_image = str(4 * 13 * 14), str(5 * 576 + 48)
-    assert rows_of(towers.embedding_table(repeats=1)) == [
-        (video, "100%", of_video, "1 ms", "1.00x", "3.0 MiB", "100.0%"),
-        (video, "512", "512", "2 ms", "2.00x", "4.0 MiB", "133.3%"),
-        (image, "100%", of_image, "5 ms", "1.00x", "9.0 MiB", "100.0%"),
-        (image, "640", "640", "6 ms", "1.20x", "10.0 MiB", "111.1%"),
-        (image, "320", "320", "7 ms", "1.40x", "11.0 MiB", "122.2%"),
-        (image, "160", "160", "8 ms", "1.60x", "12.0 MiB", "133.3%"),
+    assert rows_of(towers.peak_memory_table(repeats=1)) == [
+        ("672x672", "100%", str(5 * 576 + 48), "1 ms", "1.00x", "5.0 MiB", "100.0%"),
+        ("672x672", "640", "640", "2 ms", "2.00x", "6.0 MiB", "120.0%"),
+        ("672x672", "320", "320", "3 ms", "3.00x", "7.0 MiB", "140.0%"),
+        ("672x672", "160", "160", "4 ms", "4.00x", "8.0 MiB", "160.0%"),
     ]
 
 
@@ -135,11 +138,13 @@ def test_all_tables_are_printed(
     monkeypatch.setattr(parts, "_CHOICES", [Choice("small", 96, 30, 8, 12, units=3)])
     monkeypatch.setattr(parts, "_LENGTHS", (72, 144))
     monkeypatch.setattr(towers, "received_attention_table", lambda: Table("a" * 40, title="towers"))
-    monkeypatch.setattr(towers, "embedding_table", lambda repeats: Table("a" * 40, title="media"))
+    monkeypatch.setattr(parts, "_steps", lambda repeats: Table("a" * 40, title="steps"))
+    monkeypatch.setattr(towers, "videos_table", lambda repeats: Table("a" * 40, title="videos"))
+    monkeypatch.setattr(towers, "peak_memory_table", lambda repeats: Table("a" * 40, title="peak"))
     parts.run_parts(repeats=1)
     printed = capsys.readouterr().out
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    titles = ["towers", "media", "Selection of one token in nine"]
+    titles = ["steps", "towers", "videos", "peak", "Selection of one token in nine"]
     assert all(f"{title} ({where})" in printed for title in titles)
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
@@ -150,6 +155,26 @@ def test_all_tables_are_printed(
         ["small", "96", "30", "1.0 ms", "2.0 ms (2.00x)"],
         ["72", "8", "3.0 ms", ANY, "4.0 MiB", ANY],
         ["144", "16", "5.0 ms", ANY, "6.0 MiB", ANY],
-        ["72", "7.0 ms", ANY, "8.0 MiB", ANY],
-        ["144", "9.0 ms", ANY, "10.0 MiB", ANY],
+        ["5.6%", "32", "7.0 ms", "160", "8.0 ms", "1.1x"],
+        ["11.1%", "64", "9.0 ms", "320", "10.0 ms", "1.1x"],
+        ["22.2%", "128", "11.0 ms", "640", "12.0 ms", "1.1x"],
+        ["72", "13.0 ms", ANY, "14.0 MiB", ANY],
+        ["144", "15.0 ms", ANY, "16.0 MiB", ANY],
     ]
+
+
+def test_one_table_alone(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "disable_progress_bar", lambda: None)
+    monkeypatch.setattr(parts, "_LENGTHS", (72,))
+    parts.run_parts(repeats=1, only="received attention alone")
+    assert capsys.readouterr().out.count("Received attention alone") == 1
+    assert len(meters.results) == 2  # a time and a peak
+    with pytest.raises(ValueError, match="'attention' is not one of selection, growth of"):
+        parts.run_parts(repeats=1, only="attention")
+
+
+def test_steps_are_shares_of_the_tower(meters: Meters) -> None:
+    times = [row[1:] for row in rows_of(parts._steps(repeats=1))]
+    assert times == [("1.00 ms", "100.00%"), ("2.00 ms", "200.00%"), ("3.00 ms", "300.00%")]

@@ -19,7 +19,7 @@ from anchorprune_vllm.commands.bench.probes import StageTimes
 from anchorprune_vllm.commands.bench.serve import ServeComparison, flops_of, run_serve
 from anchorprune_vllm.commands.bench.served import ServedModel
 from anchorprune_vllm.commands.bench.shapes import MediaSize
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 
 
 class Model:
@@ -72,7 +72,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
 @pytest.fixture
 def wanted(model: Model, tmp_path: Path) -> ServeComparison:
     load = Load(model.media, None, 4, 2, 3, [1, 4])
-    return ServeComparison(model, [Method("anchorprune")], ["8"], tmp_path, "me", load)
+    return ServeComparison(model, [ChosenMethod("anchorprune")], ["8"], tmp_path, "me", load)
 
 
 @pytest.fixture
