@@ -51,9 +51,6 @@ class ChosenMethod:
         return {"method": self.name, **settings}
 
 
-Method = ChosenMethod  # the former name
-
-
 def parse_methods(texts: Sequence[str]) -> list[ChosenMethod]:
     """Read methods, each once; commas separate the methods of a text as well as their options."""
     named: list[tuple[str, list[str]]] = []

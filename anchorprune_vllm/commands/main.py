@@ -18,7 +18,7 @@ from anchorprune_vllm.commands.eval.command import add_eval
 from anchorprune_vllm.commands.explain.command import add_explain
 from anchorprune_vllm.commands.models.command import add_models
 from anchorprune_vllm.commands.options import DEMO_ARCHITECTURES, PREFIX, Parser
-from anchorprune_vllm.testing.tiny_models import FAMILIES
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo_model(commands: argparse._SubParsersAction[Parser]) -> None:
-    names = (*DEMO_ARCHITECTURES, *FAMILIES)
+    names = (*DEMO_ARCHITECTURES, *TINY_MODELS)
     command = commands.add_parser(
         "demo-model",
         help="write a tiny model, with the text encoder it needs",

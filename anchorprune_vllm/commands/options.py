@@ -23,7 +23,7 @@ DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 """vLLM's own list, copied because importing vLLM takes seconds."""
 
 DEMO_ARCHITECTURES = ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-onevision", "llava-video")
-"""Names of `ARCHITECTURES` in `testing.demo_models.make`, copied because it imports torch."""
+"""Names of `DEMO_MODELS` in `testing.demo_models.make`, copied because it imports torch."""
 
 _Settings = TypeVar("_Settings")
 

@@ -36,7 +36,6 @@ DEMO_MODELS: dict[str, Callable[[Path, int, int, Sizes], None]] = {
     "llava-video": llava.write_llava_video,
 }
 """The models with random weights of any size; those of `TINY_MODELS` have one size each."""
-ARCHITECTURES = DEMO_MODELS
 
 TRAINED: dict[str, Mapping[str, Any]] = {
     "llava-1.5": {"similarity": "raw"},

@@ -23,5 +23,3 @@ TINY_MODELS: dict[str, TinyModel] = {
     **OTHER_MODELS,
 }
 """All tiny models by name."""
-
-FAMILIES = TINY_MODELS
