@@ -120,6 +120,7 @@ class PrunedModel:
             self.is_multimodal_pruning_enabled = False  # vLLM's own pruning would append channels
             self.get_model_state_cls = _native_positions_state  # only its second runner calls this
         self._media_token_ids = [*media_token_ids(model_config.hf_config, EMBEDDED).values()]
+        self.embedding_size = model_config.get_inputs_embeds_size()
         self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -134,7 +135,7 @@ class PrunedModel:
                     vllm_config.device_config.device,
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
-                embedding_size=model_config.get_inputs_embeds_size(),
+                embedding_size=self.embedding_size,
                 metrics=selection_metrics(vllm_config, config),
                 embed_text=self.embed_text,
             )

@@ -234,7 +234,7 @@ HOOKS = (
         "vllm.model_executor.model_loader.utils:_MODEL_ARCH_BY_HASH",
     ),
     Hook(
-        "models/general/adapter.py",
+        "models/pruned_model.py",
         "get_inputs_embeds_size",
         "the number of columns of a row that are compared with words",
         "vllm.config:ModelConfig.get_inputs_embeds_size",

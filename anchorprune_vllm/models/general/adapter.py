@@ -22,15 +22,16 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.transformers_utils.config import uses_mrope
 
-from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor
+from anchorprune_vllm.api.processor import WORD_EMBEDDINGS
 from anchorprune_vllm.api.requests import refuse_overrides
-from anchorprune_vllm.config import Positions, PruneConfig
+from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.item_fields import each_alone
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.general.media_batch import GeneralMedia
+from anchorprune_vllm.models.general.processor import pruning_processor
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.models.linear_positions import (
     LinearPositionsModel,
@@ -62,7 +63,6 @@ class GeneralModel(Family, PrunedModel):
     """Whether the reduced level is refused, which must happen before the server is ready."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.tower_signals = TowerSignals(self)
 
@@ -358,52 +358,3 @@ def generalize(model: type, family: Any, has_mrope: bool) -> type:
         make_processor, info=plain.info, dummy_inputs=plain.dummy_inputs
     )
     return register(Served)
-
-
-class GeneralProcessor(PruningProcessor):
-    """A mixin over any vLLM processor, for prompts with K placeholders per image or video."""
-
-    family: type[Any]
-
-    def __init__(self, info: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(info, *args, **kwargs)
-        if not {*MODALITIES} & {*info.supported_mm_limits}:
-            raise ValueError(
-                f"anchorprune: {info.ctx.model_config.architecture} takes "
-                f"{', '.join(info.supported_mm_limits)}, and neither images nor videos by these "
-                "names, so nothing of it would be pruned; leave out --anchorprune-budget"
-            )
-
-    @property
-    def video_margin(self) -> int | None:
-        return self.family.video_margin
-
-    def _targets(self) -> dict[str, list[int]]:
-        return {
-            modality: self.family.target(self.info, modality, replaced)
-            for modality, replaced in super()._targets().items()
-        }
-
-    def _count_tokens(
-        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
-    ) -> MediaTokens:
-        tokens = self.family.units(self.info.get_hf_config(), modality, item, layout)
-        chosen = self.family.candidates(tokens)
-        found = tokens.unpruned if chosen is None else len(chosen)
-        if tokens.candidates != found:  # passing this on would end the engine
-            raise ValueError(
-                f"anchorprune: the units of this {modality} have {tokens.candidates} candidates, "
-                f"and {found} are found among its tokens, so it cannot be pruned; send it with a "
-                f"budget of 100%, or send another {modality}"
-            )
-        return tokens
-
-
-@cache
-def pruning_processor(
-    processor: type, family: Any, default_positions: Positions
-) -> type[GeneralProcessor]:
-    """Return the class that adds pruning to a processor of vLLM."""
-    name = f"Pruning{processor.__name__}"
-    own = {"family": family, "default_positions": default_positions}
-    return type(name, (GeneralProcessor, processor), own)
