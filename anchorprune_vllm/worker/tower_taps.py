@@ -7,7 +7,8 @@ no forward method is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,22 +69,33 @@ Taken = Mapping[Any, tuple[Tensor, Tensor]]
 """The query and key [T, heads, head size] that entered each attention module."""
 
 
-class SignalTap:
-    """A context manager that records the queries and keys of some attention modules."""
+@contextmanager
+def tapped(
+    attentions: Iterable[Any], look: Callable[[Any, Tensor, Tensor], None]
+) -> Iterator[None]:
+    """Call `look(module, query, key)` before each call of one of the attention modules.
+
+    Query and key have the shape [T, heads, head size].
+    """
+
+    def tap(module: Any, args: Any, kwargs: Any) -> None:
+        look(module, *query_and_key(module, args, kwargs))
+
+    with ExitStack() as hooks:
+        for module in attentions:
+            hooks.callback(module.register_forward_pre_hook(tap, with_kwargs=True).remove)
+        yield
+
+
+class RecordedCalls:
+    """The queries and keys of some attention modules, recorded until they are taken."""
 
     def __init__(self, attentions: Iterable[Any]) -> None:
         self._calls: dict[Any, list[tuple[Tensor, Tensor]]] = {module: [] for module in attentions}
-        self._hooks: list[Any] = []
 
-    def __enter__(self) -> SignalTap:
-        self._hooks = [
-            module.register_forward_pre_hook(self._note, with_kwargs=True) for module in self._calls
-        ]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+    def add(self, module: Any, query: Tensor, key: Tensor) -> None:
+        """Record one call of a module."""
+        self._calls[module].append((query, key))
 
     def take(self) -> Taken | None:
         """Return what was recorded since the last call, or None if a module was not called."""
@@ -95,9 +107,6 @@ class SignalTap:
             taken[module] = calls[0] if len(calls) == 1 else (torch.cat(queries), torch.cat(keys))
             calls.clear()
         return taken
-
-    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
-        self._calls[module].append(query_and_key(module, args, kwargs))
 
 
 def measured(
@@ -113,7 +122,7 @@ def measured(
     Args:
         needed: The names of signals; those that do not come from the tower are ignored.
         attentions: The modules that were tapped.
-        taken: What a `SignalTap` recorded of them.
+        taken: The query and key of each of them.
         segments: The lengths of the segments whose tokens attend to each other, T in total.
         ranks: The number of ranks that share the heads.
         importance: How importance is measured; other scores are the attention received.

@@ -19,7 +19,14 @@ from anchorprune_vllm.methods.registry import Signal
 from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.selection.device import to_device
-from anchorprune_vllm.worker.tower_taps import SIGNALS, SignalTap, Taken, Where, measured
+from anchorprune_vllm.worker.tower_taps import (
+    SIGNALS,
+    RecordedCalls,
+    Taken,
+    Where,
+    measured,
+    tapped,
+)
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general.adapter import GeneralModel
@@ -135,12 +142,14 @@ class TowerSignals:
         signals of all their candidates, item by item, or None if they cannot be read.
         """
         needed = self.needed if self.order is not None else frozenset()
-        with SignalTap({self._attentions[SIGNALS[name].where] for name in needed}) as tap:
+        attentions = {self._attentions[SIGNALS[name].where] for name in needed}
+        calls = RecordedCalls(attentions)
 
-            def take(media: Sequence[MediaTokens]) -> Parts | None:
-                taken = tap.take()
-                return None if taken is None else self._signals(taken, media)
+        def take(media: Sequence[MediaTokens]) -> Parts | None:
+            taken = calls.take()
+            return None if taken is None else self._signals(taken, media)
 
+        with tapped(attentions, calls.add):
             yield take
 
     def _signals(self, taken: Taken, media: Sequence[MediaTokens]) -> Parts | None:

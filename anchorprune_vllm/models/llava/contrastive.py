@@ -21,7 +21,7 @@ from anchorprune_vllm.signals.contrastive import (
     ContrastiveRelevance,
 )
 from anchorprune_vllm.signals.features import MediaFeatures, Relevance
-from anchorprune_vllm.worker.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
+from anchorprune_vllm.worker.tower_taps import SIGNALS, Measure, Where, measured, tapped
 
 
 def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> MediaFeatures:
@@ -37,18 +37,22 @@ def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> Media
         "last": layers[-1].self_attn.attn,
         "middle": middle.self_attn.attn,
     }
-    tapped = {attentions[spec.where] for name, spec in SIGNALS.items() if name in model.needs}
-    with SignalTap(tapped) as tap:
+    batch, ranks = len(pixel_values), get_tensor_model_parallel_world_size()
+    needed = {name for name in SIGNALS if name in model.needs}
+    signals: dict[str, Tensor] = {}
+
+    # Measured at once: kept until the tower is through, queries and keys would add to its peak.
+    def measure(module: Any, query: Tensor, key: Tensor) -> None:
+        here = {name for name in needed if attentions[SIGNALS[name].where] is module}
+        segments = [len(query) // batch] * batch
+        signals.update(
+            measured(here, attentions, {module: (query, key)}, segments, ranks, importance)
+        )
+
+    with tapped({attentions[SIGNALS[name].where] for name in needed}, measure):
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    taken = tap.take()
-    if taken is None:
-        return MediaFeatures(hidden)
-    batch, tokens = hidden.shape[:2]
-    query, _ = next(iter(taken.values()))
-    segments = [len(query) // batch] * batch
-    ranks = get_tensor_model_parallel_world_size()
-    signals = measured(model.needs, attentions, taken, segments, ranks, importance)
     # A tower with a [CLS] token, which is the first one, may have dropped it from its output.
+    tokens = hidden.shape[1]
     by_tile = {
         name: signal.unflatten(0, (batch, -1))[:, -tokens:] for name, signal in signals.items()
     }

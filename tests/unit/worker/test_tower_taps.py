@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anchorprune_vllm.signals.attention import class_attention, received_attention
 from anchorprune_vllm.worker import tower_taps
-from anchorprune_vllm.worker.tower_taps import SIGNALS, SignalTap, measured
+from anchorprune_vllm.worker.tower_taps import SIGNALS, RecordedCalls, measured, tapped
 
 
 class Attention(nn.Module):
@@ -33,7 +33,8 @@ def test_a_tap_collects_while_entered_and_changes_nothing(by_name: bool) -> None
         return module(query=query, key=key, value=value) if by_name else module(query, key, value)
 
     call(*calls[0])
-    with SignalTap([module]) as tap:
+    tap = RecordedCalls([module])
+    with tapped([module], tap.add):
         assert tap.take() is None
         for tensors in calls:
             assert call(*tensors) is tensors[2]
@@ -50,7 +51,8 @@ def test_a_tap_collects_while_entered_and_changes_nothing(by_name: bool) -> None
 
 def test_a_tap_of_which_one_module_was_not_called_gives_nothing() -> None:
     called, other = Attention(), Attention()
-    with SignalTap([called, other]) as tap:
+    tap = RecordedCalls([called, other])
+    with tapped([called, other], tap.add):
         called(*torch.randn(3, 5, 32))
     assert tap.take() is None
 
