@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from anchorprune_vllm.methods.ranking import count, in_native_order
+from anchorprune_vllm.methods.ranking import in_native_order
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.exact_cosine import products, unit_rows
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
@@ -34,7 +34,7 @@ def cdpruner(item: Candidates) -> KeptTokens:
         scores = item.relevance.to(rows.dtype)
         low, high = scores.aminmax()
         relevance = ((scores - low + _LEAST_RELEVANT) / (high - low)).nan_to_num(1.0, posinf=1.0)
-    total = count(item)
+    total = item.kept
     bases = rows.new_zeros(total, len(rows))  # orthogonal parts of the rows chosen so far
     gains = relevance.square() * rows.any(1)  # at first r^2, as the cosine with itself is 1
     taken = torch.zeros_like(gains, dtype=torch.bool)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from anchorprune_vllm.budget import unit_budgets
-from anchorprune_vllm.methods.ranking import count, in_native_order
+from anchorprune_vllm.methods.ranking import in_native_order
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.device import to_device
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
@@ -16,7 +16,7 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 def random_tokens(item: Candidates, *, seed: int = 0) -> KeptTokens:
     """Select K random tokens, which depend only on the media and the seed."""
     chance = torch.Generator().manual_seed((item.seed ^ seed) % 2**63)
-    chosen = torch.randperm(len(item.features), generator=chance)[: count(item)]
+    chosen = torch.randperm(len(item.features), generator=chance)[: item.kept]
     return in_native_order(to_device(chosen, item.features.device))
 
 
@@ -27,7 +27,7 @@ def uniform_grid(item: Candidates) -> KeptTokens:
     sizes = [rows * columns for rows, columns in grids]
     chosen: list[int] = []
     start = 0
-    for (rows, columns), share in zip(grids, unit_budgets(count(item), sizes), strict=True):
+    for (rows, columns), share in zip(grids, unit_budgets(item.kept, sizes), strict=True):
         if share:
             # Use as many rows as make vertical and horizontal steps alike, but enough to hold all.
             wanted = round((share * rows / columns) ** 0.5)
@@ -42,7 +42,7 @@ def uniform_grid(item: Candidates) -> KeptTokens:
 @method()
 def first_tokens(item: Candidates) -> KeptTokens:
     """Select the first K tokens, which shows the cost of pruning without that of selection."""
-    return in_native_order(torch.arange(count(item), device=item.features.device))
+    return in_native_order(torch.arange(item.kept, device=item.features.device))
 
 
 def _spread(count: int, places: int) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.methods.ranking import count, in_native_order
+from anchorprune_vllm.methods.ranking import in_native_order
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.exact_cosine import (
     distances,
@@ -30,7 +30,7 @@ def divprune(item: Candidates) -> KeptTokens:
     first = _loneliest(unit_rows(item.projected))
     anchor = torch.zeros_like(item.projected[:, 0], dtype=torch.bool).index_fill_(0, first, True)
     farthest = Score(torch.ones_like(anchor, dtype=working_dtype(anchor.device)))
-    return in_native_order(expand_item(item.projected, farthest, anchor, count(item)))
+    return in_native_order(expand_item(item.projected, farthest, anchor, item.kept))
 
 
 def _loneliest(rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ the tower: the attention of [CLS] if there is one, and otherwise that received f
 
 from __future__ import annotations
 
-from anchorprune_vllm.methods.ranking import by_score, count, in_native_order
+from anchorprune_vllm.methods.ranking import by_score, in_native_order
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
@@ -16,4 +16,4 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 @method("importance")
 def fastervlm(item: Candidates) -> KeptTokens:
     """Select the K most important tokens."""
-    return in_native_order(by_score(item.importance)[: count(item)])
+    return in_native_order(by_score(item.importance)[: item.kept])

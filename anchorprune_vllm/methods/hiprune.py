@@ -14,7 +14,6 @@ from torch import Tensor
 from anchorprune_vllm.methods.ranking import (
     by_score,
     check_share,
-    count,
     in_native_order,
 )
 from anchorprune_vllm.methods.registry import method
@@ -33,7 +32,7 @@ def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
     """
     assert item.object_attention is not None
     check_share("alpha", alpha)
-    total = count(item)
+    total = item.kept
     anchors = by_score(item.object_attention)[: round(total * alpha / 5)]
     neighbours = to_device(_neighbours(item), anchors.device)[anchors]
     # Anchors (rank 2) and neighbours (rank 1) come first, whatever their importance is.

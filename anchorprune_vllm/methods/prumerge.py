@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.methods.ranking import as_given, by_score, count, others
+from anchorprune_vllm.methods.ranking import as_given, by_score, others
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.exact_cosine import products, rows_at_once, unit_rows, working_dtype
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
@@ -30,7 +30,7 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     assert item.keys is not None
     if not isinstance(neighbours, int) or neighbours < 0:
         raise ValueError(f"neighbours is {neighbours!r}; give a whole number from 0")
-    tokens, total = len(item.features), count(item)
+    tokens, total = len(item.features), item.kept
     ranked = by_score(item.importance)
     if total in (1, tokens):
         return as_given(ranked[:total].sort().values)

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.selection.exact_cosine import working_dtype
-from anchorprune_vllm.selection.types import Candidates, KeptTokens
-
-
-def count(item: Candidates) -> int:
-    """Return K, which is at most the number of tokens."""
-    return min(item.budget, len(item.features))
+from anchorprune_vllm.selection.types import KeptTokens
 
 
 def check_share(name: str, value: float) -> None:

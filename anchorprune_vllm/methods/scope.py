@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from anchorprune_vllm.methods.ranking import count, in_native_order
+from anchorprune_vllm.methods.ranking import in_native_order
 from anchorprune_vllm.methods.registry import method
 from anchorprune_vllm.selection.exact_cosine import (
     GRID,
@@ -42,7 +42,7 @@ def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
     weight = item.importance.to(working_dtype(rows.device)) ** alpha
     covered = torch.zeros(len(rows), device=rows.device, dtype=torch.float32)
     taken = torch.zeros_like(weight, dtype=torch.bool)
-    choices = torch.empty(count(item), dtype=torch.int64, device=rows.device)
+    choices = torch.empty(item.kept, dtype=torch.int64, device=rows.device)
     for step in range(len(choices)):
         gains = torch.zeros_like(weight)
         for start in blocks:

@@ -14,7 +14,6 @@ from anchorprune_vllm.methods.ranking import (
     as_given,
     by_score,
     check_share,
-    count,
     others,
 )
 from anchorprune_vllm.methods.registry import method
@@ -31,7 +30,7 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     """
     assert item.keys is not None
     check_share("contextual_share", contextual_share)
-    tokens, total = len(item.features), count(item)
+    tokens, total = len(item.features), item.kept
     contextual = round(total * contextual_share)
     dominant = by_score(item.importance)[: total - contextual].sort().values
     if not contextual:

@@ -13,7 +13,6 @@ import torch
 from anchorprune_vllm.methods.ranking import (
     by_score,
     check_share,
-    count,
     in_native_order,
 )
 from anchorprune_vllm.methods.registry import method
@@ -34,7 +33,7 @@ def vispruner(item: Candidates, *, important_ratio: float = 0.5) -> KeptTokens:
     """
     check_share("important_ratio", important_ratio)
     rows = unit_rows(item.context)
-    total = count(item)
+    total = item.kept
     important = int(total * important_ratio)
     ranked = by_score(item.importance)
     if important == total:

@@ -40,15 +40,20 @@ class Anchor(NamedTuple):
     is_kept: Tensor  # [K_max] bool: the anchor S_rel, which is the first K_rel ranks
 
 
-def select(item: Candidates, params: AnchorParams, expand: Expand | None = None) -> KeptTokens:
-    """Select the tokens of one item; `expand` is a faster form of Stage 2."""
+def select(item: Candidates, params: AnchorParams) -> KeptTokens:
+    """Select the tokens of one item."""
     # Stage 1: the anchor of every unit (image, crop or frame).
     is_anchor = protected_anchor(item, params)
-
     # Stage 2: the context, over all units at once.
-    score = score_of(item, params.stage2)
-    chosen = (expand or contextual_expansion)(item.context.detach(), score, is_anchor, item.kept)
+    return complete(item, is_anchor, params, contextual_expansion)
 
+
+def complete(
+    item: Candidates, is_anchor: Tensor, params: AnchorParams, expand: Expand
+) -> KeptTokens:
+    """Add the context to the anchor [N] of an item, by one of the forms of Stage 2."""
+    score = score_of(item, params.stage2)
+    chosen = expand(item.context.detach(), score, is_anchor, item.kept)
     # The language model gets the tokens in their native order.
     if params.order == "native":
         indices = chosen.sort().values

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from anchorprune_vllm.anchor_params import AnchorParams, Order, Stage2
-from anchorprune_vllm.selection.anchorprune import in_order_of_choice, select
+from anchorprune_vllm.selection.anchorprune import (
+    complete,
+    in_order_of_choice,
+    protected_anchor,
+    select,
+)
 from anchorprune_vllm.selection.device import in_parallel, reads_are_free
 from anchorprune_vllm.selection.kernels import host_expansion, runs_triton
 from anchorprune_vllm.selection.scores import Score, score_by_importance, score_of
@@ -104,16 +109,25 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     if not items:
         return []
     if reads_are_free(items[0].features):
-        return in_parallel(partial(_select_on_host, params), items)
+        return _select_on_host(items, params)
     if runs_triton(items[0].features.device):
         return _select_by_triton(items, params)
     return [select(item, params) for item in items]
 
 
-@torch.no_grad()  # that of the caller applies only to its own thread
-def _select_on_host(params: AnchorParams, item: Candidates) -> KeptTokens:
-    """Select the tokens of an item on one thread, so that it stays in the cache of one core."""
-    return select(item, params, host_expansion())
+def _select_on_host(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
+    """Select the tokens of each item, with Stage 2 of several items at once.
+
+    Stage 1 stays on this thread: in each of several, torch would start threads of its own.
+    """
+    anchors = [protected_anchor(item, params) for item in items]
+    expand = host_expansion()
+
+    @torch.no_grad()  # that of the caller applies only to its own thread
+    def complete_one(item: Candidates, is_anchor: Tensor) -> KeptTokens:
+        return complete(item, is_anchor, params, expand)
+
+    return in_parallel(complete_one, items, anchors)
 
 
 def _select_by_triton(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:

@@ -61,6 +61,7 @@ class FeatureCache:
 
         An item that is larger than the cache is not stored.
         """
+        assert features.parts().keys() == self._stores.keys(), "the fields that the cache is for"
         tokens = len(features.rows)
         needed = -(-tokens // self._page_tokens)
         if key in self._entries or needed > self._pages:

@@ -45,7 +45,7 @@ class SignalSpec:
     def of_all_ranks(self, own: Tensor, heads: int, ranks: int) -> Tensor:
         """Return the signal [T, ...] over the heads of all ranks, equal on every rank.
 
-        If each rank has all heads, every head counts equally often, and the mean is still right.
+        A score is still right if each rank has all heads, since every head counts equally often.
 
         Args:
             own: A score summed over the heads of this rank, or the keys of this rank.

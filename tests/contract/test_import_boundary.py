@@ -28,11 +28,18 @@ TOOLS = {"commands", "testing"}
 def imports(file: Path) -> Iterator[str]:
     """Every module that a file imports, wherever the import stands."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        assert getattr(node, "level", 0) == 0, f"a relative import in {file}"
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def files_of(folder: str) -> list[Path]:
+    files = [*(PACKAGE / folder).rglob("*.py")]
+    assert files, f"there is no folder {folder}"
+    return files
 
 
 def is_within(module: str, part: str) -> bool:
@@ -67,7 +74,7 @@ def test_the_product_never_imports_its_tools():
 def test_these_know_nothing_of_vllm(subtests):
     for folder in ("selection", "signals", "methods"):
         with subtests.test(folder=folder):
-            for file in (PACKAGE / folder).rglob("*.py"):
+            for file in files_of(folder):
                 assert not [m for m in imports(file) if m.split(".")[0] == "vllm"], file
 
 
@@ -83,7 +90,9 @@ def test_import_does_not_load(subtests):
     for module, forbidden in (
         ("anchorprune_vllm", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.budget", ["torch", "vllm", "transformers"]),
+        ("anchorprune_vllm.methods.registry", ["torch", "vllm", "transformers"]),
         ("anchorprune_vllm.selection", ["vllm", "transformers"]),
+        ("anchorprune_vllm.selection.kernels", ["vllm", "transformers", "triton", "numba"]),
         ("anchorprune_vllm.signals.attention", ["vllm", "transformers", "triton"]),
         ("anchorprune_vllm.signals.clip", ["vllm"]),
         ("anchorprune_vllm.worker.pruner", ["vllm", "transformers"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fast forms of both stages, with numba on a CPU and with Triton on a GPU.
+"""Fast forms: of Stage 2 with numba on a CPU, and of both stages with Triton on a GPU.
 
 Both libraries come with vLLM. If they are missing, the plain form (`anchorprune.py`) is used.
 """

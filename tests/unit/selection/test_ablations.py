@@ -26,7 +26,7 @@ from tests.unit.selection.drawn import DTYPES, as_numbers, budgets, drawn
 
 @pytest.fixture(params=["cpu", "device"])
 def either_path(request, monkeypatch):
-    """The way of a CPU, one item at a time, and that of a device, all in one padded batch."""
+    """The way of a CPU, and that of a device without Triton."""
     if request.param == "device":
         monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
 

@@ -21,7 +21,7 @@ PARAMS = AnchorParams()
 
 @pytest.fixture
 def device_path(monkeypatch):
-    """What runs on a device: nothing is read, all items are padded to one batch."""
+    """What runs on a device without Triton: the plain form, in which nothing is read."""
     monkeypatch.setattr(batch, "reads_are_free", lambda tensor: False)
 
 

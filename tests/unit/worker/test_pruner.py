@@ -371,7 +371,8 @@ def test_candidates_are_described_by_features_and_plan(
         return METHOD.select(items)
 
     method = replace(METHOD, select=select, needs=frozenset({"projected"}))
-    cache = FeatureCache(0, TOKENS, LAYOUT, torch.device("cpu"))
+    layout = {name: (part.shape[1:], part.dtype) for name, part in given.parts().items()}
+    cache = FeatureCache(0, TOKENS, layout, torch.device("cpu"))
     units = MediaTokens(TOKENS, (4, 6), (2, 3))
     asked = ItemPlan(3, units, (7, 1), torch.ones(1, 4, dtype=torch.int64))
     pruner = VisualPruner(first_tokens, method, cache, 99, SIZE)
