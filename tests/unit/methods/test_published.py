@@ -21,7 +21,7 @@ from anchorprune_vllm.methods.prumerge import prumerge_plus
 from anchorprune_vllm.methods.scope import scope
 from anchorprune_vllm.methods.visionzip import visionzip
 from anchorprune_vllm.methods.vispruner import vispruner
-from anchorprune_vllm.selection import Candidates, KeptTokens, kernels
+from anchorprune_vllm.selection import Candidates, KeptTokens, exact_cosine, kernels
 from anchorprune_vllm.selection import batch as anchorprune
 from tests.support.host_reads import NoHostReads
 from tests.unit.selection import oracles
@@ -231,9 +231,10 @@ def test_divprune_begins_with_the_loneliest_token():
     assert divprune(item._replace(budget=2)).indices.tolist() == [1, 4]
 
 
-def test_divprune_begins_with_the_loneliest_token_of_a_large_item(subtests):
-    """It is looked for in blocks of 512 rows."""
+def test_divprune_begins_with_the_loneliest_token_of_a_large_item(subtests, monkeypatch):
+    """It is looked for in blocks of rows, here of 512."""
     for tokens in (511, 512, 513, 1030):
+        monkeypatch.setattr(exact_cosine, "_NUMBERS_AT_ONCE", 512 * tokens)
         with subtests.test(tokens=tokens):
             item = drawn(2, tokens=(tokens, tokens), width=3)
             distances = 1 - oracles.cosines(item.projected.double().numpy())
