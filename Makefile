@@ -17,12 +17,15 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 # Their models are made here: waiting for a hub would only cost time.
-demo test rehearse sweep soak bench bench-serve: export HF_HUB_OFFLINE ?= 1
+demo test test-fast test-engine rehearse sweep soak bench bench-serve: export HF_HUB_OFFLINE ?= 1
 # Some virtual machines announce AMX, but end a process that uses it with an illegal instruction.
 # This keeps oneDNN below it, and changes nothing on a processor without AMX.
-demo test rehearse sweep soak bench bench-serve: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+demo test test-fast test-engine rehearse sweep soak bench bench-serve: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup demo serve test rehearse sweep soak lint bench bench-serve clean
+# The stages of `make test` come one after the other, and each uses both cores by itself.
+.NOTPARALLEL:
+.PHONY: help setup demo serve test test-fast test-engine rehearse sweep soak lint bench bench-serve \
+	docs wheel clean
 
 help: ## this text
 	@echo "anchorprune-vllm: visual-token pruning for vLLM"
@@ -45,17 +48,21 @@ demo: setup ## serve a tiny model with pruning, ask it at several budgets, print
 serve: setup ## an OpenAI-compatible server with pruning (MODEL, BUDGET, PORT, ARGS)
 	@VLLM=$(BIN)/vllm ANCHORPRUNE=$(BIN)/anchorprune examples/serve.sh -- $(ARGS)
 
-test: lint ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
+test: lint test-fast test-engine ## lint, then fast tests, then tests on a real engine (ARGS go to pytest)
+
+test-fast: setup ## the tests that start no engine (ARGS go to pytest)
 	$(BIN)/python -m pytest -m "not engine and not rehearsal" --timeout=300 $(at_once) $(ARGS) $(or_none_chosen)
+
+test-engine: setup ## the tests on a real engine (ARGS go to pytest)
 	$(BIN)/python -m pytest -m engine $(at_once) $(ARGS) $(or_none_chosen)
 
 # Most tests keep one core busy. Which stay together is in tests/conftest.py.
 at_once = -n 2
 # Threads that wait for each other on the same two cores would cost more than they bring. Numba's
 # too: when its pool starts, it gives all of the process its own number of threads.
-test rehearse sweep soak: export OMP_NUM_THREADS ?= 1
-test rehearse sweep soak: export NUMBA_NUM_THREADS ?= 1
-test rehearse sweep soak: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+test test-fast test-engine rehearse sweep soak: export OMP_NUM_THREADS ?= 1
+test test-fast test-engine rehearse sweep soak: export NUMBA_NUM_THREADS ?= 1
+test test-fast test-engine rehearse sweep soak: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 
 # pytest exits with 5 when ARGS choose no test of a stage. That fails only a run without ARGS.
 or_none_chosen = $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -81,5 +88,23 @@ bench: setup ## what pruning costs in time and memory, part by part
 bench-serve: setup ## a server under load, unpruned and pruned (SHAPE, ARGS)
 	@$(BIN)/anchorprune bench serve --shape $(SHAPE) $(ARGS)
 
+# Without vLLM: an environment of its own, with the extra `docs` alone.
+docs: .venv-docs/.complete ## this documentation as a site in site/, with all links checked
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
+
+.venv-docs/.complete: pyproject.toml
+	@$(or $(PYTHON),python3) -m venv .venv-docs
+	@.venv-docs/bin/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["docs"], sep="\n")' >.venv-docs/requirements.txt
+	@.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet -r .venv-docs/requirements.txt
+	@touch $@
+
+wheel: setup ## sdist and wheel in dist/, checked, installed in a clean environment and tried
+	@rm -rf build dist
+	@$(BIN)/python -m build
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python docker/try_wheel.py dist/*.whl
+
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV).lock .demo .check bench-results .*_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV).lock .venv-docs site .demo .check bench-results .*_cache .hypothesis
+	rm -rf build dist *.egg-info

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Visual-token pruning for vLLM: keep the K visual tokens that a question needs.
 
-Importing this package is light: neither torch nor vLLM is loaded until needed.
+Importing this package is fast, because torch and vLLM are not loaded until they are needed.
 """
 
 from anchorprune_vllm.config import PruneConfig
@@ -11,7 +11,7 @@ __all__ = ["PruneConfig", "__version__", "register"]
 
 
 def register() -> None:
-    """Entry point of `vllm.general_plugins`; vLLM calls it in each of its processes."""
+    """Register the plugin; vLLM calls this in each process (`vllm.general_plugins`)."""
     from anchorprune_vllm.plugin import register_plugin
 
     register_plugin()

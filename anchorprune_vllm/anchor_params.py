@@ -9,21 +9,21 @@ from typing import Literal, get_args
 from anchorprune_vllm.checks import check_choice, check_number, check_whole
 
 Stage2 = Literal["importance", "diversity", "additive", "multiplicative"]
-"""How Stage 2 scores a token: importance times novelty, or one of the paper's ablations, which are
+"""The score of Stage 2: importance times novelty, or one of the paper's ablations, which are
 novelty alone, relevance plus novelty, and relevance times novelty."""
 STAGES_2: tuple[Stage2, ...] = get_args(Stage2)
 
 Order = Literal["native", "selection"]
-"""The order of the kept tokens: as in the image, or as they were chosen."""
+"""The order of the kept tokens: that of the image, or that in which they were chosen."""
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 @dataclass(frozen=True)
 class AnchorParams:
-    """The parameters of AnchorPrune. Raises ValueError for values that are out of range."""
+    """The parameters of AnchorPrune; raises ValueError for values that are out of range."""
 
     min_anchor: int | None = None
-    """K_min of every unit; None: the paper's schedule."""
+    """K_min of every unit, or None for the paper's schedule."""
     tau: float = 0.2
     """The cosine distance above which a token counts as novel."""
     patience: int = 3

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens are kept: K, K_u, K_min and K_max. Nothing else in the package counts.
+"""Compute how many tokens are kept: K, K_u, K_min and K_max, which no other module computes.
 
-The prompt's placeholders and the embeddings that fill them are made in different processes and must
-agree on every number, so both ask here. All arithmetic is exact (integers and fractions): a float
-that rounds differently somewhere would be a wrong number of tokens.
+The placeholders of a prompt and the embeddings that fill them are made in different processes and
+must agree on every number, so both use this module. All arithmetic is exact (integers and
+fractions), because a float that is rounded differently would give a wrong number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 @dataclass(frozen=True)
 class Budget:
-    """The tokens kept of one image or video: a number of them, or a share of the candidates.
+    """The tokens to keep of one image or video: a number, or a share of the candidates.
 
     Exactly one of the two fields is set. `Budget.parse` reads both forms.
     """
@@ -30,7 +30,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.percent is None):
-            raise ValueError("A budget has either a count or a percent, and not both.")
+            raise ValueError("A budget has either a count or a percent: give exactly one of them.")
         if self.count is not None and (type(self.count) is not int or self.count < 1):
             raise ValueError(_refusal(self.count))
         if self.percent is not None and not 0 < self.percent <= 100:
@@ -38,7 +38,7 @@ class Budget:
 
     @classmethod
     def parse(cls, value: object) -> Budget:
-        """Read `64`, `"64"`, `"10%"`, `"11.1%"` or a `Budget`; refuse the rest (ValueError)."""
+        """Read `64`, `"64"`, `"10%"`, `"11.1%"` or a `Budget`; raise ValueError otherwise."""
         if isinstance(value, Budget):
             return value
         if type(value) is int and value > 0:  # not a bool
@@ -54,13 +54,13 @@ class Budget:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is pruned, however many candidates there are."""
+        """Return whether nothing is pruned, however many candidates there are."""
         return self.percent == 100
 
     def tokens(self, candidates: int) -> int:
-        """K for so many candidates: at least 1, never more than there are.
+        """Return K for a number of candidates: at least 1, and never more than there are.
 
-        A share is rounded half up: 11.1% of 576 is 63.936, so 64.
+        A share is rounded half up: 11.1% of 576 is 63.936, so K is 64.
         """
         if self.count is not None:
             wanted = self.count
@@ -71,7 +71,7 @@ class Budget:
         return min(wanted, candidates)
 
     def __str__(self) -> str:
-        """The text that `parse` reads back, in one form: `64`, `10%`, `11.1%`."""
+        """Return the canonical text that `parse` reads back, such as `64`, `10%` or `11.1%`."""
         if self.percent is None:
             return str(self.count)
         text = f"{self.percent:f}"
@@ -88,10 +88,10 @@ def _refusal(value: object) -> str:
 
 
 def unit_budgets(total: int, unit_sizes: Sequence[int]) -> list[int]:
-    """K_u: share `total` among units in proportion to their numbers of candidates.
+    """Return K_u of each unit: `total` shared in proportion to the units' numbers of candidates.
 
-    Largest remainder, ties to the lower unit: the result sums to `total`, and as `total` is at most
-    the number of candidates, no unit gets more than it has.
+    Remainders are given to the units with the largest ones; ties go to the lower unit. The shares
+    add up to `total`. As that is at most the number of candidates, no unit gets more than it has.
     """
     candidates = sum(unit_sizes)
     if not 0 <= total <= candidates:
@@ -110,18 +110,19 @@ def unit_budgets(total: int, unit_sizes: Sequence[int]) -> list[int]:
 
 
 def min_anchor(unit_budget: int) -> int:
-    """K_min, the size at which a unit's anchor starts: 5/32 of its budget, at least 1.
+    """Return K_min, the size at which a unit's anchor starts: 5/32 of its budget, at least 1.
 
-    The paper gives a table (32: 5, 64: 10, 128: 20, 256: 40); this is the rule behind it.
+    The paper has a table (32: 5, 64: 10, 128: 20, 256: 40), which this rule reproduces. A unit
+    without a budget has no anchor.
     """
     return max(1, 5 * unit_budget // 32) if unit_budget else 0
 
 
 def max_anchor(unit_budget: int, minimum: int, ratio: float) -> int:
-    """K_max, the size at which a unit's anchor ends at the latest: `ratio` of its budget.
+    """Return K_max, the largest size of a unit's anchor: `ratio` of its budget.
 
-    At least `minimum`, so that a budget of 1 is an anchor of 1; never more than the budget.
+    It is at least `minimum`, so that a budget of 1 gives an anchor of 1, and at most the budget.
     """
-    # The decimal that was written is meant: as a binary number 0.7 is below 0.7, 70% of 10 were 6.
+    # The decimal number is used as written: as a binary float, 0.7 is less, and 70% of 10 gives 6.
     limit = int(Fraction(repr(float(ratio))) * unit_budget)
     return min(unit_budget, max(minimum, limit))

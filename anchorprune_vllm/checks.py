@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of single settings; each refusal says what was given and what is allowed."""
+"""Checks of single settings; each error says what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_choice(name: str, value: object, allowed: Iterable[str]) -> None:
 
 
 def check_keys(settings: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    """Raise ValueError for a key that is not one of `allowed`, and name the nearest one."""
+    """Raise ValueError for a key that is not one of `allowed`, and suggest the nearest one."""
     allowed = list(allowed)
     for key in settings:
         if key not in allowed:
@@ -29,8 +29,8 @@ def check_keys(settings: Mapping[str, Any], allowed: Iterable[str]) -> None:
 def check_number(
     name: str, value: object, allowed: str, is_allowed: Callable[[float], bool]
 ) -> None:
-    """Raise ValueError for anything but a number in the range that `allowed` puts into words."""
-    # Comparisons with NaN are false, so it is refused too.
+    """Raise ValueError for anything but a number in the range that `allowed` describes."""
+    # NaN is refused too, because comparisons with it are false.
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not is_allowed(value):
         raise ValueError(f"anchorprune: {name} must be a number {allowed}, got {value!r}")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PruneConfig`: every setting of the plugin, validated once, at start-up.
 
-The settings travel as the dictionary `anchorprune` on the model's HF config: the one place that the
-multimodal processor (API process) and the model (worker) both see.
+The settings travel as the dictionary `anchorprune` on the model's HF config, which is the only
+place that both the multimodal processor (API process) and the model (worker) see.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from anchorprune_vllm.checks import check_choice, check_keys, check_whole
 from anchorprune_vllm.methods import registry
 
 CONFIG_KEY = "anchorprune"
-"""Name of the dictionary on the HF config, and of the per-request override."""
+"""The name of the dictionary on the HF config, and of the override of a request."""
 
 Scope = Literal["turn", "last", "all", "none"]
-"""Which words of a prompt are the question; `api/query.py` says what each of them means."""
+"""The words of a prompt that are its question; `api/query.py` explains each scope."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Positions = Literal["compact", "native"]
+"""The positions of kept tokens: consecutive, or those of the unpruned prompt."""
 POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 Similarity = Literal["negated", "raw"]
-"""How CLIP or SigLIP similarity becomes relevance."""
+"""How the similarity of CLIP or SigLIP becomes relevance."""
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 
 Matching = Literal["max", "mean"]
-"""Of a visual token's similarities to the words of the question, which is its relevance."""
+"""How a visual token's similarities to the words of the question become its relevance."""
 MATCHINGS: tuple[Matching, ...] = get_args(Matching)
 
 Level = Literal["any", "full"]
-"""Which models are served: all that can be, or only those whose vision tower gives importance."""
+"""The models that are served: all that can be pruned, or only those with a tower's importance."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-# Budget and query are in an item's identity by themselves; the others decide nothing.
+# Budget and query are parts of an item's identity themselves; the others do not affect tokens.
 _NOT_IN_FINGERPRINT = (
     *("budget", "video_budget", "query"),
     *("feature_cache_mb", "pixel_cache_mb", "level"),
@@ -53,7 +54,7 @@ _WITH_A_QUESTION_ALONE = ("similarity", "matching")
 
 @dataclass(frozen=True)
 class PruneConfig:
-    """What to keep, and how to choose it. `budget` is the only setting without a default."""
+    """The settings of pruning; `budget` is the only one without a default."""
 
     budget: Budget
     video_budget: Budget | None = None
@@ -61,9 +62,9 @@ class PruneConfig:
     query: Scope = "turn"
     text_encoder: str | None = None
     anchor: AnchorParams = field(default_factory=AnchorParams)
-    """The parameters of AnchorPrune; in a dictionary of settings they stand beside the others."""
+    """The parameters of AnchorPrune, which a dictionary of settings has beside the other ones."""
     positions: Positions | None = None
-    """Default: the model's own way, `compact` for 1-D positions and `native` for M-RoPE."""
+    """The positions of kept tokens; by default, `native` for models with M-RoPE, else `compact`."""
     feature_cache_mb: int = 256
     pixel_cache_mb: int = 256
     similarity: Similarity = "negated"
@@ -95,7 +96,7 @@ class PruneConfig:
         check_whole("pixel_cache_mb", self.pixel_cache_mb, low=0)
 
     def _check_options(self) -> None:
-        """Refuse options that the method does not have, rather than ignore them."""
+        """Raise ValueError for settings that have no effect on the method."""
         if not isinstance(self.method_options, Mapping):
             raise ValueError(
                 f"anchorprune: method_options must be a dictionary such as "
@@ -114,13 +115,13 @@ class PruneConfig:
             is_set = getattr(self, name) != getattr(PruneConfig, name)
             if is_set and not registry.uses_query(self.method):
                 raise ValueError(
-                    f"anchorprune: {name} is about the question, which {self.method} does not look "
-                    "at; leave it out"
+                    f"anchorprune: {name} is about the question, which {self.method} does not use; "
+                    "leave it out"
                 )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> PruneConfig:
-        """Validate a dictionary; unknown keys are refused by name."""
+        """Return the validated settings of a dictionary; raise ValueError for unknown keys."""
         check_names(settings)
         if "budget" not in settings:
             raise ValueError('anchorprune: settings need a budget, such as {"budget": 64}')
@@ -130,12 +131,12 @@ class PruneConfig:
 
     @classmethod
     def of_model(cls, hf_config: object) -> PruneConfig | None:
-        """The settings on a model's HF config; None when pruning is off."""
+        """Return the settings on a model's HF config, or None if pruning is off."""
         settings = getattr(hf_config, CONFIG_KEY, None)
         return None if settings is None else cls.from_dict(settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `from_dict` gives the same settings back."""
+        """Return a dictionary that can be written as JSON and read back with `from_dict`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values |= asdict(values.pop("anchor"))
         return {
@@ -144,17 +145,17 @@ class PruneConfig:
         }
 
     def has_native_positions(self, default: Positions) -> bool:
-        """Whether kept tokens have the unpruned prompt's positions; `default` is the model's."""
+        """Return whether kept tokens have native positions; `default` is the model's default."""
         return (self.positions or default) == "native"
 
     def budget_for(self, modality: str) -> Budget:
-        """The budget of one image or of one video."""
+        """Return the budget of one image or of one video."""
         if modality == "video" and self.video_budget is not None:
             return self.video_budget
         return self.budget
 
     def fingerprint(self) -> str:
-        """Identifies the settings that, with media, query and budget, decide which tokens stay."""
+        """Return a hash of the settings that affect which tokens stay, besides budget and query."""
         deciding = {k: v for k, v in self.to_dict().items() if k not in _NOT_IN_FINGERPRINT}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -162,17 +163,17 @@ class PruneConfig:
 _ANCHOR = tuple(each.name for each in fields(AnchorParams))
 
 SETTINGS = (*(each.name for each in fields(PruneConfig) if each.name != "anchor"), *_ANCHOR)
-"""The names of all settings, as they stand in a dictionary."""
+"""The names of all settings in a dictionary."""
 
 
 def resembles_config_key(name: str) -> bool:
-    """Whether a name is `anchorprune`, or is likely to be meant for it."""
+    """Return whether a name is `anchorprune`, or is probably meant to be."""
     letters = re.sub("[^a-z]", "", name.lower())
     return CONFIG_KEY in letters or bool(get_close_matches(letters, [CONFIG_KEY], cutoff=0.75))
 
 
 def check_names(settings: object) -> None:
-    """Refuse what is no dictionary, and names of settings that do not exist."""
+    """Raise ValueError for anything but a dictionary, and for names that are no settings."""
     if not isinstance(settings, Mapping):
         raise ValueError(
             f'anchorprune: settings must be a dictionary such as {{"budget": 64}}, got {settings!r}'

@@ -16,14 +16,14 @@ _PREFIX = "anchorprune_"
 
 
 class CommandLineSettings(dict[str, Any]):
-    """Settings that came as flags: what is wrong with them is told in one line."""
+    """Settings that were given as flags, so that errors in them are reported in one line."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the AnchorPrune group; all its flags are inert without a budget.
+    """Add the group of AnchorPrune flags, which have no effect without a budget.
 
-    What they say is in `hf_overrides` as soon as arguments are parsed: vLLM hands parsed arguments
-    to processes that read them before they load any plugin.
+    Their values are in `hf_overrides` as soon as arguments are parsed, because vLLM passes parsed
+    arguments to processes that read them before they load any plugin.
     """
     parse = parser.parse_known_args
 
@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         title="AnchorPrune",
         description="Visual-token pruning: keep the visual tokens that the question needs. "
         "Off unless a budget is given.",
-        argument_default=argparse.SUPPRESS,  # vLLM's help would say "(default: None)"
+        argument_default=argparse.SUPPRESS,  # otherwise vLLM's help says "(default: None)"
     )
     group.add_argument(
         "--anchorprune-budget",
@@ -66,31 +66,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--anchorprune-query",
         choices=SCOPES,
-        help="Which words tokens are chosen for. turn (default): the user turn that holds the "
-        "media, or the user's words nearest to it, so that later turns still hit the prefix cache. "
-        "last: the last user turn. all: all user turns. none: no question.",
+        help="The question that tokens are chosen for. turn (default): the user turn with the "
+        "image or video, or the user's words nearest to it, so that later turns still hit the "
+        "prefix cache. last: the last user turn. all: all user turns. none: no question.",
     )
     group.add_argument(
         "--anchorprune-text-encoder",
         metavar="ID_OR_PATH",
-        help="The CLIP or SigLIP checkpoint that the vision tower comes from. Known by itself for "
-        "the published LLaVAs (openai/clip-vit-large-patch14-336, OneVision and Video: "
-        "google/siglip-so400m-patch14-384); Qwen2.5-VL needs none.",
+        help="The CLIP or SigLIP checkpoint that the vision tower comes from. It is known for the "
+        "published LLaVAs (openai/clip-vit-large-patch14-336, OneVision and Video: "
+        "google/siglip-so400m-patch14-384). Models that match words (Qwen2.5-VL) take none.",
     )
     group.add_argument(
         "--anchorprune-config",
         type=_one_line(_read_config),
         metavar="JSON",
-        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "positions": "native"}\'. A '
-        "flag of its own wins over the same setting in here, and both win over --hf-overrides.",
+        help='Further settings, such as \'{"tau": 0.2, "patience": 3, "positions": "native"}\'. '
+        "Other flags override the same settings here, and all flags override --hf-overrides.",
     )
 
 
 def _fold(args: argparse.Namespace) -> None:
     """Write the settings given as flags into `args.hf_overrides`, beside the user's own.
 
-    A flag wins over `--anchorprune-config`, and that over `--hf-overrides`. What they say together
-    is checked, as one of them may need another: `method_options` need the method.
+    Single flags override `--anchorprune-config`, which overrides `--hf-overrides`. All settings are
+    checked together, because one may depend on another, such as `method_options` on the method.
     """
     flags = {
         name.removeprefix(_PREFIX): value
@@ -104,8 +104,8 @@ def _fold(args: argparse.Namespace) -> None:
     own = overrides.get(CONFIG_KEY, {})
     check_names(own)
     settings = CommandLineSettings({**own, **flags.pop("config", {}), **flags})
-    PruneConfig.from_dict({"budget": "100%", **settings})  # inert without a budget, but checked
-    if "video_budget" in settings:  # alone, it leaves images as they are
+    PruneConfig.from_dict({"budget": "100%", **settings})  # checked even without a budget
+    if "video_budget" in settings:  # without a budget of their own, images are not pruned
         settings.setdefault("budget", "100%")
     if "budget" in settings:
         args.hf_overrides = {**overrides, CONFIG_KEY: settings}
@@ -113,12 +113,12 @@ def _fold(args: argparse.Namespace) -> None:
     from anchorprune_vllm.log import logger
 
     logger.warning_once(
-        "AnchorPrune is off: without --anchorprune-budget there is no effect of %s", given
+        "AnchorPrune is off: without --anchorprune-budget these flags have no effect: %s", given
     )
 
 
 def _one_line(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """argparse shows the text of this error, and no traceback."""
+    """Return a converter whose errors argparse shows as text, without a traceback."""
 
     def converter(text: str) -> Any:
         try:

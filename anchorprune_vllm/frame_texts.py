@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text among the frames of a video, such as their timestamps, where the worker embeds it.
+"""Decide which text between the frames of a video stays, where the worker embeds this text.
 
-A prompt is made before anything is selected, so with text in the prompt each frame would have a
-fixed share of the budget. Here the whole video is one item of the prompt instead, as in vLLM's own
-video pruning. Its length is known in advance: K rows, and text.
+A prompt is made before anything is selected, so with text (such as timestamps) in the prompt, each
+frame would have a fixed share of the budget. Here, the whole video is one item of the prompt
+instead, as in vLLM's own video pruning. Its length is known in advance: K rows, and text.
 
-The rule for text: min(T, K) of T frames keep theirs, as no more than these can keep a row. They are
-the frames that keep a row, and then the first of the others. With at least as many rows as frames,
-that is all text; with fewer, a frame without rows usually loses its timestamp. Where some
-timestamps are longer than others, room is left for the longest ones: it goes to the first of the
-other frames too, and the last of these may be cut short.
+Of T frames, min(T, K) keep their text, because no more than these can keep a row. They are the
+frames that keep a row, and then the first of the others. With at least as many rows as frames, all
+text stays; with fewer, a frame without rows usually loses its timestamp. If some timestamps are
+longer than others, there is room for the longest ones. Room that is left goes to the first of the
+other frames, and the text of the last of these may be cut short.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 def frame_of_tokens(layout: PromptLayout) -> list[int]:
-    """Return the frame that each token of a video belongs to; T, the number of frames: to none.
+    """Return the number of the frame that each token of a video belongs to.
 
-    Text between two frames belongs to the first as far as it repeats what ends the last frame, and
-    to the second as far as it repeats what begins the first frame.
+    Tokens that belong to no frame get T, the number of frames. Of the text between two frames, the
+    part that repeats the end of the last frame belongs to the first of the two, and the part that
+    repeats the beginning of the first frame belongs to the second.
     """
     assert layout.margin is not None
     texts, sizes = layout.texts, layout.runs
@@ -39,7 +40,7 @@ def frame_of_tokens(layout: PromptLayout) -> list[int]:
 
 
 def item_length(layout: PromptLayout, kept: int) -> int:
-    """Return the length of the item if so many embeddings are kept: these, and text."""
+    """Return the length of an item that keeps `kept` embeddings, including the text that stays."""
     owners = zip(frame_of_tokens(layout), layout.is_embedding(), strict=True)
     lengths = Counter(frame for frame, is_embedding in owners if not is_embedding)
     outside = lengths.pop(len(layout.runs), 0)

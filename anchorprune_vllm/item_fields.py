@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An item's fields as vLLM carries them, and which part of a call's arguments they become.
+"""Split the arguments of a model call into the fields of its items, and join them again.
 
-vLLM joins the processed fields of several images into one set of arguments, and the model is not
-told where one ends. To run the vision tower for some of them, the pruner needs each item's part.
+vLLM joins the processed fields of several items into one set of arguments, and the model does not
+know where one item ends. To run the vision tower for some items, the pruner needs each item's part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.multimodal.inputs import (
 from anchorprune_vllm.plan import FieldSlice, ItemPlan, Slices, to_tensors
 
 EACH, SHARED = -100, -101
-"""In place of an axis: a value of its own for each item, and one for all."""
+"""Stand for an axis if each item has a value of its own, and if all items share one value."""
 
 
 def slice_of(elem: MultiModalFieldElem) -> FieldSlice:
@@ -40,7 +40,7 @@ def slices_of(item: Mapping[str, MultiModalFieldElem]) -> Slices:
 
 
 def items_of(kwargs: Mapping[str, Any], slices: Sequence[Slices]) -> list[MultiModalKwargsItem]:
-    """Take the arguments of a call apart again: the fields of each of its items."""
+    """Return the fields of each item of a call, split from the arguments of the call."""
     items: list[dict[str, MultiModalFieldElem]] = [{} for _ in slices]
     for name, parts in zip(sorted(kwargs), zip(*slices, strict=True), strict=True):
         value, start = kwargs[name], 0
@@ -59,14 +59,14 @@ def items_of(kwargs: Mapping[str, Any], slices: Sequence[Slices]) -> list[MultiM
 
 
 def joined(items: Sequence[Mapping[str, MultiModalFieldElem]]) -> dict[str, Any]:
-    """Return the arguments of a call for some items, as vLLM itself would make them."""
+    """Return the arguments of a call for some items, joined as vLLM itself would do it."""
     return {
         name: items[0][name].field.reduce_data([item[name] for item in items]) for name in items[0]
     }
 
 
 def each_alone(values: Mapping[str, Any]) -> MultiModalKwargsItem:
-    """Return an item with fields of its own, as vLLM batches them."""
+    """Return an item whose fields each have one value per item."""
     field = MultiModalBatchedField()
     return MultiModalKwargsItem(
         {name: MultiModalFieldElem(data=value, field=field) for name, value in values.items()}
@@ -76,9 +76,9 @@ def each_alone(values: Mapping[str, Any]) -> MultiModalKwargsItem:
 def cut_between_frames(
     item: Mapping[str, MultiModalFieldElem], modality: str, frames: int, at_once: int
 ) -> list[MultiModalKwargsItem]:
-    """Cut a video into parts of at most so many frames, by its grid of patches.
+    """Cut a video into parts of at most `at_once` frames, by its grid of patches.
 
-    What has no grid stays as it is.
+    An item without such a grid is returned whole.
     """
     name = f"{modality}_grid_thw"
     if frames <= at_once or name not in item:
@@ -99,7 +99,7 @@ def cut_between_frames(
 
 def _with_frames(grid: Any, frames: int) -> Tensor:
     grid = grid.clone()
-    grid.view(-1)[0] = frames  # some processors give it as [1, 3]
+    grid.view(-1)[0] = frames  # some processors return it as [1, 3]
     return grid
 
 
@@ -108,7 +108,7 @@ def _with_data(elem: MultiModalFieldElem, data: Any) -> MultiModalFieldElem:
 
 
 def to_elems(modality: str, plan: ItemPlan) -> dict[str, MultiModalFieldElem]:
-    """Return a plan as further fields of its item, which stay on the host."""
+    """Return a plan as additional fields of its item, which stay on the host."""
     field = MultiModalBatchedField(keep_on_cpu=True)
     return {
         name: MultiModalFieldElem(data=value, field=field)

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MODALITIES = ("image", "video")
-"""Those that are pruned."""
+"""The modalities that are pruned."""
 EMBEDDED = (*MODALITIES, "audio")
-"""Those whose tokens stand for embeddings of an encoder."""
+"""The modalities whose tokens stand for embeddings of an encoder."""
 
 
 def media_token_ids(hf_config: Any, modalities: Sequence[str] = MODALITIES) -> dict[str, int]:
     """Return, by modality, the id of the token that stands for an embedding.
 
-    Only of the modalities for which the config names one, as nearly all do. That of a model that
-    speaks has the one that sees inside.
+    Modalities for which the config names no token are left out. The config of a model that speaks
+    contains that of the model that sees.
     """
     hf_config = getattr(hf_config, "thinker_config", hf_config)
     names = {m: (f"{m}_token_id", f"{m}_token_index") for m in modalities}
@@ -30,9 +30,9 @@ def media_token_ids(hf_config: Any, modalities: Sequence[str] = MODALITIES) -> d
 def find_targets(
     prompt: Sequence[int], targets: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, int, int]]:
-    """Return modality, start and end of each place in a prompt where an item goes, in order.
+    """Return the modality, start and end of each item's target in a prompt, in order.
 
-    targets: by modality, the tokens that a model's processor replaces with those of an item.
+    `targets` has, by modality, the tokens that a model's processor replaces with those of an item.
     """
     by_length = sorted(targets.items(), key=lambda target: -len(target[1]))
     found, end = [], 0

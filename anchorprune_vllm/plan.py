@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels with a media item from the processor (API process) to the model (worker).
+"""The plan that travels with an image or video from the API process to the worker.
 
-vLLM carries tensors only, so a plan is written as small CPU tensors and read back as Python values:
-reading them in the worker waits for no device.
+vLLM carries only tensors, so a plan is written as small CPU tensors and read back as Python values.
+Reading them in the worker does not wait for a device.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torch import Tensor
 from anchorprune_vllm.prompt_layout import PromptLayout
 
 MediaKey = tuple[int, int]
+"""The name of a media in the worker, see `media_key`."""
 
 _NO_LAYOUT = PromptLayout(())
 
 DUMMY_MEDIA: MediaKey = (0, 0)
-"""Of the items that vLLM makes up, to profile memory and to warm up."""
+"""The key of the dummy items that vLLM makes to profile memory and to warm up."""
 
 
 class PlanFields(NamedTuple):
-    """Names of the fields of one modality's items; each field belongs to one modality in vLLM."""
+    """The names of a plan's fields for one modality, since vLLM has no fields for several."""
 
     counts: str
     media: str
@@ -40,27 +41,28 @@ class PlanFields(NamedTuple):
 
 
 class MediaTokens(NamedTuple):
-    """The tokens of one image or video, whatever is asked about it."""
+    """The numbers of tokens of one image or video, which do not depend on the question."""
 
     unpruned: int
-    """Tokens of the model's own path, those included that are never kept (newlines)."""
+    """The tokens of the model's own path, including those that are never kept (newlines)."""
     unit_sizes: tuple[int, ...]
-    """Candidates of each unit (crop, frame), in order."""
+    """The number of candidates of each unit (crop, frame), in order."""
     unit_widths: tuple[int, ...]
-    """Candidates in a row of each unit."""
+    """The number of candidates in a row of each unit."""
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of each unit."""
+        """Return the rows and columns of each unit."""
         units = zip(self.unit_sizes, self.unit_widths, strict=True)
         return tuple((size // width if size else 0, width) for size, width in units)
 
     @property
     def candidates(self) -> int:
+        """Return the number of all candidates."""
         return sum(self.unit_sizes)
 
     def are_all_kept(self, kept: int) -> bool:
-        """Whether the model's own unpruned path serves an item that may keep so many."""
+        """Return whether an item that may keep `kept` tokens takes the model's unpruned path."""
         return kept >= self.candidates
 
 
@@ -68,24 +70,24 @@ class FieldSlice(NamedTuple):
     """An item's part of one of the arguments that the model's own processor makes."""
 
     axis: int
-    """The axis along which items lie behind each other, or what `item_fields.py` has for none."""
+    """The axis along which items are joined, or the value of `item_fields.py` if there is none."""
     size: int
     """The item's length on that axis."""
 
 
 Slices = tuple[FieldSlice, ...]
-"""Of all fields of an item, in the order of their names."""
+"""The slices of all fields of an item, in the order of their names."""
 
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """How many of an item's candidates stay, which media it is, and what was asked about it."""
+    """The plan of an item: how many candidates stay, which media it is, and its question."""
 
     kept: int
     tokens: MediaTokens
     media_key: MediaKey
     query_ids: Tensor
-    """[segments, length] token ids for the text encoder; no segments: no query."""
+    """The token ids of the question, [segments, length]; without a question, 0 segments."""
     layout: PromptLayout = _NO_LAYOUT
     """The tokens of the unpruned prompt."""
     slices: Slices = ()
@@ -93,35 +95,35 @@ class ItemPlan:
 
     @property
     def keeps_all(self) -> bool:
-        """The model's own unpruned path serves this item."""
+        """Return whether the item takes the model's own unpruned path."""
         return self.tokens.are_all_kept(self.kept)
 
     @property
     def is_dummy(self) -> bool:
-        """Nobody has asked for this item."""
+        """Return whether this is a dummy item of vLLM."""
         return self.media_key == DUMMY_MEDIA
 
     @property
     def units(self) -> Tensor | None:
-        """[N] int64 on the CPU: the unit of each candidate; None for a single unit."""
+        """Return the unit of each candidate, int64 [N] on the CPU, or None for a single unit."""
         sizes = torch.tensor(self.tokens.unit_sizes)
         return torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) > 1 else None
 
     @property
     def shares(self) -> list[int]:
-        """The embeddings kept of each unit of the prompt: K, where the budget is not divided."""
+        """Return the embeddings kept of each unit of the prompt; only K if there are no shares."""
         return self.layout.shares(self.kept)
 
     @property
     def moves_text(self) -> bool:
-        """The worker puts the text of this video among the rows that it keeps."""
+        """Return whether the worker puts the text of this video among the rows that it keeps."""
         return self.layout.moves_text and not self.keeps_all
 
 
 def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
-    """128 bits, as two signed 64-bit integers, that name the media in the worker.
+    """Return 128 bits, as two signed 64-bit integers, that identify the media in the worker.
 
-    A hash alone would not do: it may be a client's uuid, given to another picture later.
+    The hash alone is not enough: it may be a client's uuid, which is reused for another image.
     """
     name = f"{modality} {tokens} {media_hash}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -132,7 +134,7 @@ def media_key(modality: str, tokens: MediaTokens, media_hash: str) -> MediaKey:
 
 
 def to_tensors(modality: str, plan: ItemPlan) -> dict[str, Tensor]:
-    """Write a plan: [2 + 2 units], [2], [M, L], [1 + pieces, 3] and [fields, 2] of an item."""
+    """Return the fields of a plan: [2 + 2 units], [2], [M, L], [1 + pieces, 3] and [fields, 2]."""
     tokens = plan.tokens
     values = (
         torch.tensor((plan.kept, tokens.unpruned, *tokens.unit_sizes, *tokens.unit_widths)),
@@ -145,7 +147,7 @@ def to_tensors(modality: str, plan: ItemPlan) -> dict[str, Tensor]:
 
 
 def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan] | None:
-    """Take the plans out of a model call's keyword arguments; None if the call carries none."""
+    """Remove the plans from the arguments of a model call and return them; None if it has none."""
     fields = PlanFields.of(modality)
     if fields.counts not in kwargs:
         return None
@@ -156,7 +158,7 @@ def pop_plans(modality: str, kwargs: MutableMapping[str, Any]) -> list[ItemPlan]
 def read_plan(
     counts: Tensor, media: Tensor, query_ids: Tensor, layout: Tensor, slices: Tensor
 ) -> ItemPlan:
-    """Read what `to_tensors` wrote."""
+    """Return the plan that `to_tensors` wrote."""
     high, low = media.tolist()
     return ItemPlan(
         *read_counts(counts),
@@ -168,7 +170,7 @@ def read_plan(
 
 
 def read_counts(field: Tensor) -> tuple[int, MediaTokens]:
-    """`kept` and `tokens` of one item's plan, from its field [2 + 2 units]."""
+    """Return `kept` and `tokens` of an item's plan, from its field [2 + 2 units]."""
     kept, unpruned, *units = field.tolist()
     half = len(units) // 2
     return kept, MediaTokens(unpruned, tuple(units[:half]), tuple(units[half:]))

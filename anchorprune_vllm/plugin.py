@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM calls in each of its processes: it registers models, and applies the patches."""
+"""The plugin that vLLM loads in each of its processes: it registers models and applies patches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anchorprune_vllm.vllm_patches.hooks import HookGone
 
 
 def register_plugin() -> None:
-    """Put our models over vLLM's, and our flags beside its own; safe to call again.
+    """Register our models in place of vLLM's, and add our flags; safe to call again.
 
-    Without a budget a server must start: what this vLLM lacks is warned of, and is an error only
-    once there is a budget (`startup.py`).
+    A server without a budget must always start. So if this vLLM lacks something, there is a warning
+    here, and an error only if there is a budget (`startup.py`).
     """
     for step in (register_models, _register_llava_video, apply_patches):
         try:
@@ -23,7 +23,7 @@ def register_plugin() -> None:
 
 
 def _register_llava_video() -> None:
-    """Config, tokenizer and chat format of a model that neither vLLM nor transformers knows."""
+    """Register LLaVA-Video's config, tokenizer and chat template, which vLLM does not have."""
     from transformers import AutoConfig
     from vllm.renderers.registry import RENDERER_REGISTRY
     from vllm.tokenizers.registry import TokenizerRegistry

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked and prepared once, when vLLM has read a model's config and loads nothing yet."""
+"""Check and prepare a model once, after vLLM has read its config and before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from anchorprune_vllm.vllm_patches.model_registry import pruned_class
 
 
 def prepare_model(engine_args: Any, model_config: Any) -> None:
-    """Prepare vLLM to serve a model pruned, if its config has a budget.
+    """Prepare vLLM to serve a model with pruning, if its config has a budget.
 
-    Raises ValueError if the model, or the way in which it is to be served, does not allow pruning.
+    Raises ValueError if the model cannot be pruned, or not with these engine arguments.
     """
     given = getattr(engine_args, "mm_processor_kwargs", None) or {}
     misplaced = [*filter(resembles_config_key, given)]
@@ -33,7 +33,7 @@ def prepare_model(engine_args: Any, model_config: Any) -> None:
     if config is None:
         _prepare_unpruned(model_config)
         return
-    # The one that vLLM chose: `--model-impl` may have made it another than the checkpoint's.
+    # This is the architecture that vLLM chose; `--model-impl` may change that of the checkpoint.
     served_by = _served_by(model_config)
     native = config.has_native_positions(served_by.default_positions)
     check_vllm(served_by, native=native)
@@ -54,10 +54,10 @@ def prepare_model(engine_args: Any, model_config: Any) -> None:
 
 
 def _served_by(model_config: Any) -> Any:
-    """Return the class of ours that serves a model; raise ValueError if there can be none."""
+    """Return our class that serves a model; raise ValueError if the model cannot be pruned."""
     from vllm.model_executor.model_loader import utils
 
-    utils._MODEL_ARCH_BY_HASH.clear()  # it may hold the class of a run without a budget
+    utils._MODEL_ARCH_BY_HASH.clear()  # it may have the class of an earlier run without a budget
     if model_config.architecture in ARCHITECTURES:
         served = model_class(model_config.architecture)
         return pruned_class(served, model_config.architecture, model_config)
@@ -78,11 +78,12 @@ def _served_by(model_config: Any) -> Any:
     return pruned_class(served, architecture, model_config)
 
 
-# What is read only to be refused is read with a default: a vLLM that no longer has it is served.
+# Arguments that are only read to be refused have a default here, because a vLLM that no longer has
+# them can be served.
 
 
 def _check_other_features(engine_args: Any, model_config: Any) -> None:
-    """Refuse features of vLLM that pruning cannot be combined with."""
+    """Raise ValueError for features of vLLM that cannot be combined with pruning."""
     if engine_args.enable_lora and getattr(engine_args, "enable_tower_connector_lora", False):
         raise ValueError(
             "anchorprune: LoRA adapters on the vision tower or projector cannot be combined with "
@@ -95,13 +96,13 @@ def _check_other_features(engine_args: Any, model_config: Any) -> None:
         )
     if getattr(engine_args.compilation_config, "compile_mm_encoder", False):
         raise ValueError(
-            "anchorprune: a compiled vision encoder cannot be looked into; leave out "
+            "anchorprune: the attention of a compiled vision encoder cannot be read; leave out "
             "compile_mm_encoder in --compilation-config"
         )
 
 
 def _count_unpruned_work(engine_args: Any) -> None:
-    """Have the scheduler count the vision tower's work, unless the user brings another manager."""
+    """Let the scheduler count the vision tower's work, unless the user chose another manager."""
     from vllm.config import EncoderCacheManagerConfig
 
     from anchorprune_vllm.engine_core.encoder_budget import CLASS_PATH
@@ -116,20 +117,20 @@ def _count_unpruned_work(engine_args: Any) -> None:
             given,
         )
     if engine_args.mm_processor_cache_type == "shm":
-        # Its scheduler gets addresses instead of items, and so cannot read their plans.
+        # The scheduler then gets addresses instead of items, and cannot read their plans.
         logger.warning(
             "AnchorPrune: with --mm-processor-cache-type shm the scheduler counts the tokens that "
-            "are left of an image or video; the vision tower works through a step in parts, but "
-            "requests that decode wait for it: the cache type lru has it counted"
+            "are left of an image or video. The vision tower then processes a step in parts, and "
+            "requests that decode wait for it; the cache type lru avoids that"
         )
 
 
 def _check_deployment(engine_args: Any) -> None:
-    """Refuse instances that do only a part of the work, or share it in an untried way."""
+    """Raise ValueError for deployments that have not been tried or cannot work with pruning."""
     from vllm import envs
 
     transfer = getattr(engine_args, "ec_transfer_config", None)
-    if isinstance(transfer, dict):  # given so offline
+    if isinstance(transfer, dict):  # offline, it may be given as a dictionary
         from vllm.config import ECTransferConfig
 
         transfer = ECTransferConfig(**transfer)
@@ -157,7 +158,7 @@ def _check_deployment(engine_args: Any) -> None:
 
 
 def _prepare_unpruned(model_config: Any) -> None:
-    """Prepare a model of ours; where it cannot be, vLLM's own is served."""
+    """Prepare one of our models without a budget; if that is impossible, vLLM's own is served."""
     if model_config.architecture in ARCHITECTURES:
         try:
             served_by = model_class(model_config.architecture)
@@ -167,10 +168,10 @@ def _prepare_unpruned(model_config: Any) -> None:
 
 
 def _check_native_positions(engine_args: Any) -> None:
-    """Refuse what vLLM does not combine with positions that come from the encoder."""
+    """Raise ValueError for features that vLLM cannot combine with positions from the encoder."""
     prefix = "anchorprune: native positions cannot be combined with"
     if engine_args.pipeline_parallel_size > 1:
-        # Of several stages only the first sees the media, and so learns their positions.
+        # Only the first of several stages sees the media and learns their positions.
         raise ValueError(
             f"{prefix} pipeline parallelism; give --pipeline-parallel-size 1 instead of "
             f"{engine_args.pipeline_parallel_size}"

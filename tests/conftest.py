@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, make_demo_model
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS, make_demo_model
 from tests.support.lost_workers import pytest_configure
 from tests.support.runners import EITHER, RUNNERS, runner_of
 
@@ -33,7 +33,7 @@ class ByEngine(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, parameters = nodeid.partition("[")
-        named = [arch for arch in ARCHITECTURES if arch in parameters]
+        named = [arch for arch in DEMO_MODELS if arch in parameters]
         if not named:
             return file.partition("::")[0]
         asked = [name for name in (*RUNNERS, EITHER) if name in parameters]
@@ -76,7 +76,7 @@ def demo_model(demo_models) -> Path:
     return demo_models("llava-1.5")
 
 
-@pytest.fixture(scope="session", params=ARCHITECTURES)
+@pytest.fixture(scope="session", params=DEMO_MODELS)
 def any_model(request: pytest.FixtureRequest, demo_models) -> Path:
     """Each of the demo models in turn: tests that use it, run for all architectures."""
     return demo_models(request.param)

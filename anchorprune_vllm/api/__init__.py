@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the API process: it reads requests, and writes the plan of each item."""
+"""The code of the API process: it reads requests and writes a plan for each image or video."""

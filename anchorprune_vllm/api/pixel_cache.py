@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HF processor outputs of recent media, so that a new question does not prepare a picture again.
+"""A cache of HF processor outputs, so that a new question does not prepare an image again.
 
-vLLM's processor cache keeps them by an item's identity, of which the question is a part. This one
-stands behind it, in the API process, and knows nothing of questions.
+vLLM's processor cache is keyed by an item's identity, which includes the question. This cache
+stands behind it in the API process and is keyed by the media alone.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from transformers import BatchFeature
 
 
 class PixelCache:
-    """Outputs for one item each, least recently used ones go first. For use by several threads."""
+    """A thread-safe cache of outputs for single items; the least recently used are dropped."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._outputs: LRUCache[Hashable, BatchFeature] = LRUCache(capacity_bytes, _bytes)
         self._lock = Lock()
 
     def get(self, key: Hashable, process: Callable[[], BatchFeature]) -> BatchFeature:
-        """What `process` gave for the same key before, or gives now. Not to be changed."""
+        """Return the output for a key, cached or from `process`; it must not be modified."""
         with self._lock:
             output = self._outputs.get(key)
         if output is None:
             output = process()
             with self._lock:
-                # A GPU's memory is the worker's, which knows nothing of this cache.
+                # GPU memory belongs to the worker, whose accounting does not include this cache.
                 if _bytes(output) <= self._outputs.maxsize and _is_on_host(output):
                     self._outputs[key] = output
         return output
 
 
 def joined(outputs: Sequence[BatchFeature]) -> BatchFeature:
-    """Of several items, as the HF processor gives them: one behind the other along the first axis.
+    """Return the outputs of several items as the HF processor would return them together.
 
-    Items of unlike shapes make a list.
+    Tensors are concatenated along the first axis; items of different shapes form a list.
     """
     names = dict.fromkeys(name for output in outputs for name in output)
     return BatchFeature({name: _join([o[name] for o in outputs if name in o]) for name in names})
 
 
 def _join(parts: Sequence[Any]) -> Any:
-    is_shared = isinstance(parts[0], Tensor) and not parts[0].ndim  # the same for all items
+    is_shared = isinstance(parts[0], Tensor) and not parts[0].ndim  # a value common to all items
     if len(parts) == 1 or is_shared:
         return parts[0]
     shapes = {part.shape[1:] if isinstance(part, Tensor) else None for part in parts}

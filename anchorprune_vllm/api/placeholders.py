@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placeholders of images and videos in the prompt: K of them instead of N.
+"""Shorten a prompt: an image or video gets K placeholders in it instead of N.
 
-A model's own processor finishes the unpruned prompt; then what does not stay is cut out of it. To
-shorten what is put into a prompt would not do: some prompts arrive with all placeholders in place,
-and some processors change the text around them.
+The model's own processor finishes the unpruned prompt, and then the tokens that do not stay are cut
+out of it. Shortening what the processor inserts is not enough, because some prompts arrive with all
+placeholders in place, and some processors change the text around them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 @dataclass
 class PlannedDetails(PromptUpdateDetails):
-    """The unpruned content of an item, which knows what will stay of it.
+    """The unpruned prompt content of an item, and how many of its embeddings will stay.
 
-    vLLM's cache of processed items keeps them, where an item's plan may be gone to the engine.
+    vLLM's processor cache stores these details. The plan itself may not be at hand there: once sent
+    to the engine, it can be dropped from the API process.
     """
 
     unpruned: int = 0
-    """The embeddings of the model's own path."""
+    """The number of embeddings on the model's own path."""
     kept: int = 0
-    """The embeddings that the prompt keeps."""
+    """The number of embeddings that stay in the prompt."""
     layout: PromptLayout | None = None
-    """Of the content; None: nothing is cut."""
+    """The layout of the content, or None if nothing is cut."""
 
 
 def planned(content: PromptUpdateDetails, plan: ItemPlan) -> PlannedDetails:
-    """Return the content of an item with what its plan lets stay."""
+    """Return the content of an item, marked with what stays of it according to its plan."""
     details = PlannedDetails(content.full, content.is_embed, unpruned=plan.tokens.unpruned)
     if plan.keeps_all:
         return replace(details, kept=plan.tokens.unpruned)
@@ -46,7 +47,7 @@ def planned(content: PromptUpdateDetails, plan: ItemPlan) -> PlannedDetails:
 
 
 def planned_as(content: PromptUpdateDetails, before: PlannedDetails) -> PlannedDetails:
-    """Return content that was written anew, such as with another number, with the plan it had."""
+    """Return an item's rewritten content (with another number, say), marked as it was before."""
     layout = before.layout
     if layout is not None:
         layout = replace(layout_of(content), margin=layout.margin)
@@ -65,15 +66,15 @@ def cut_prompt(
     placeholders: Mapping[str, Sequence[PlaceholderFeaturesInfo]],
     updates: Mapping[str, Sequence[Sequence[Any]]],
 ) -> tuple[list[int], dict[str, list[PlaceholderFeaturesInfo]]]:
-    """Take what does not stay out of an unpruned prompt.
+    """Cut the tokens that do not stay out of an unpruned prompt.
 
     Args:
-        prompt: token ids.
-        placeholders: of all items by modality, as vLLM found them in the prompt.
-        updates: the updates of each item, of which some have `PlannedDetails`.
+        prompt: The token ids of the unpruned prompt.
+        placeholders: The placeholders of all items by modality, as vLLM found them in the prompt.
+        updates: The prompt updates of each item by modality; some have `PlannedDetails`.
 
     Returns:
-        The prompt and the placeholders that are left.
+        The shortened prompt, and the placeholders in it.
     """
     ids = torch.tensor(prompt)
     stays = torch.ones(len(prompt), dtype=torch.bool)
@@ -84,7 +85,7 @@ def cut_prompt(
             part = slice(place.start_idx, place.start_idx + place.length)
             details = _details(place, updates[modality][place.item_idx])
             if details is not None and details.layout is not None:
-                if details.layout.moves_text:  # the worker fills all places
+                if details.layout.moves_text:  # the worker fills text in too: all are placeholders
                     length = item_length(details.layout, details.kept)
                     stays[part] = torch.arange(place.length) < length
                     ids[part] = details.layout.placeholder
@@ -95,7 +96,7 @@ def cut_prompt(
             unpruned[modality].append(place)
     if bool(stays.all()):
         return prompt, unpruned
-    moved = (stays.cumsum(0) - stays.long()).tolist()  # where each token goes
+    moved = (stays.cumsum(0) - stays.long()).tolist()  # the new index of each token that stays
     return (
         ids[stays].tolist(),
         {
@@ -109,7 +110,7 @@ def cut_prompt(
 
 
 def _details(place: PlaceholderFeaturesInfo, updates: Sequence[Any]) -> PlannedDetails | None:
-    """Return what is planned for an item's placeholder; None: nothing."""
+    """Return the planned details for an item's placeholder, or None if it has none."""
     for update in updates:
         details = update.content
         if isinstance(details, PlannedDetails) and len(details.full) == place.length:
@@ -120,6 +121,7 @@ def _details(place: PlaceholderFeaturesInfo, updates: Sequence[Any]) -> PlannedD
 def _shortened(
     place: PlaceholderFeaturesInfo, stays: torch.Tensor, moved: Sequence[int]
 ) -> PlaceholderFeaturesInfo:
+    """Return the placeholder of an item after its prompt was cut."""
     is_embed = None if place.is_embed is None else place.is_embed[stays]
     if is_embed is not None and bool(is_embed.all()):
         is_embed = None

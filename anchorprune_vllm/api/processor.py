@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PruningProcessor`: a mixin over vLLM's multimodal processors.
+"""`PruningProcessor`, a mixin over vLLM's multimodal processors.
 
-For every media item it finds the question, counts K, shortens the placeholders to K, and folds
-question and budget into the item's identity, so that no cache of vLLM serves one question from the
-tokens kept for another. Processors are shared between threads: nothing here is kept per request.
+For every media item it finds the question, counts K and shortens the placeholders to K. It also
+folds the question and the budget into the item's identity, so that no cache of vLLM answers one
+question from the tokens kept for another. Threads share a processor, so it stores nothing that
+belongs to one request.
 """
 
 from __future__ import annotations
@@ -67,23 +68,22 @@ from anchorprune_vllm.plan import (
 from anchorprune_vllm.prompt_layout import PromptLayout
 
 QueryTokenizer = Callable[[str], Tensor]
-"""Query words to [segments, length] token ids, as the model's signals want them."""
-
+"""A function from the words of a question to token ids [segments, length]."""
 
 WORD_EMBEDDINGS = "the model's own word embeddings"
-"""In place of a text encoder."""
+"""Stands for a text encoder where questions are matched with the language model's embeddings."""
 
-# vLLM profiles memory with its dummies: a request for all tokens is what needs most. The question
-# is for the warm-up.
+# vLLM profiles memory with dummy inputs, and a request for all tokens needs the most memory. The
+# warm-up prunes the same inputs, and needs a question for that.
 _DUMMY = {"budget": "100%", "query": "What is shown here?"}
 
 
 class _DummyInputs(ProcessorInputs):
-    """vLLM's own, for warming up and profiling: no request."""
+    """Inputs that vLLM makes up for profiling and warm-up; they are not counted as requests."""
 
 
 class PruningProcessor(BaseMultiModalProcessor):
-    """Mixin: list it before the vLLM processor that it extends."""
+    """A mixin that prunes; list it before the vLLM processor that it extends."""
 
     default_positions: Positions = "compact"
 
@@ -95,12 +95,12 @@ class PruningProcessor(BaseMultiModalProcessor):
         self._uses_query = method_of(config).uses_query
         self._pixel_cache = PixelCache(config.pixel_cache_mb * 2**20)
 
-    # Made when needed: vLLM makes a processor for every chat, only to ask it for its limits.
+    # These are made when first needed: vLLM builds a processor for every chat only to read limits.
 
     @cached_property
     def _query_reader(self) -> QueryReader:
         tokenizer, model_config = self.info.get_tokenizer(), self.info.ctx.model_config
-        if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):  # it writes chats without a template
+        if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):  # renders chats without a template
             template = ""
         else:
             template = resolve_chat_template(tokenizer, None, None, model_config=model_config)
@@ -117,28 +117,28 @@ class PruningProcessor(BaseMultiModalProcessor):
         return SizeLimits.of(self, self.prune_config)
 
     def _targets(self) -> dict[str, list[int]]:
-        """Return what stands for an item of each modality in a prompt that is not processed yet."""
+        """Return the tokens that stand for an item of each modality in an unprocessed prompt."""
         nothing = MultiModalDataItems({})
         targets: dict[str, list[int]] = {}
         for update in self._get_prompt_updates(nothing, {}, MultiModalKwargsItems({})):
             target: Any = update.target
             if isinstance(target, str):
                 target = self.info.get_tokenizer().encode(target, add_special_tokens=False)
-            elif not isinstance(target, Sequence):  # a place: before all text, as BLIP-2's
+            elif not isinstance(target, Sequence):  # a position before all text (BLIP-2)
                 target = ()
             targets[update.modality] = list(target)
-        # Some processors tell of a modality only where there are items of it (Gemma 4's).
+        # Some processors (Gemma 4's) report a modality only if there are items of it.
         for modality, token in media_token_ids(self.info.get_hf_config()).items():
             if modality in self.info.supported_mm_limits and [token] not in targets.values():
                 targets.setdefault(modality, [token])
         return targets
 
     def _text_encoder(self) -> str | None:
-        """What query words are encoded with; None: they are not."""
+        """Return what encodes the words of questions, or None if nothing does."""
         return WORD_EMBEDDINGS
 
     def _make_query_tokenizer(self, text_encoder: str | None) -> QueryTokenizer:
-        """How query words are written for that encoder."""
+        """Return the function that tokenizes questions for the given encoder."""
         tokenizer = self.info.get_tokenizer()
 
         def tokenize(query: str) -> Tensor:
@@ -150,15 +150,15 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
-        """The tokens of an item of `modality`, from its fields and unpruned prompt."""
+        """Return the token counts of an item, from its fields and its unpruned prompt."""
         raise NotImplementedError
 
     @property
     def video_margin(self) -> int | None:
-        """See `PromptLayout.margin`, for videos with text between their frames."""
+        """Return `PromptLayout.margin` for videos with text between their frames."""
         return None
 
-    # -- the request, read once ------------------------------------------------------------------
+    # -- reading the request, once ---------------------------------------------------------------
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: Any) -> Any:
         with timing_ctx.record("anchorprune_read_request"):
@@ -170,7 +170,10 @@ class PruningProcessor(BaseMultiModalProcessor):
         return result
 
     def _refuse_stray_placeholders(self, result: Any) -> None:
-        """In the worker, the n-th placeholder is the n-th embedding: there may be no others."""
+        """Raise ValueError for placeholders in the prompt that belong to no item.
+
+        The worker fills the n-th placeholder with the n-th embedding, so a stray one shifts all.
+        """
         ids = list(media_token_ids(self.info.get_hf_config(), EMBEDDED).values())
         found = sum(token in ids for token in result["prompt_token_ids"])
         placed = sum(
@@ -197,7 +200,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             if modality not in MODALITIES or isinstance(
                 items, (EmbeddingItems, DictEmbeddingItems)
             ):
-                continue  # sounds, or the client's own embeddings: passed on as given
+                continue  # audio and the client's own embeddings are passed on as given
             found = words.get(modality, [])
             if modality in self._query_reader.at_start:
                 found = found * len(items)
@@ -205,7 +208,7 @@ class PruningProcessor(BaseMultiModalProcessor):
                 found = [query] * len(items)
             if not self._uses_query:
                 found = []
-            # Fewer placeholders than items is an error that vLLM itself reports later.
+            # If there are fewer placeholders than items, vLLM itself reports the error later.
             found = [*found, *[""] * len(items)][: len(items)]
             requests[modality] = [
                 ItemRequest(
@@ -219,7 +222,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         return requests
 
     def _keys_of_hf_processor(self) -> set[str]:
-        """The keys of `mm_processor_kwargs` that the model's own processor declares."""
+        """Return the keys of `mm_processor_kwargs` that the model's own processor declares."""
         return get_processor_kwargs_keys(get_processor_kwargs_type(self.info.get_hf_processor()))
 
     # -- metrics ---------------------------------------------------------------------------------
@@ -239,7 +242,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     def _count(
         self, modality: str, items: Sequence[ItemRequest], updates: Sequence[Sequence[Any]]
     ) -> None:
-        """Items with the updates of the prompt that each of them makes."""
+        """Count items in the metrics; `updates` are the prompt updates of each item."""
         metrics = request_metrics(self.info.ctx.model_config, modality)
         for item, (update, *_) in zip(items, updates, strict=True):
             unpruned, kept = update.content.unpruned, update.content.kept
@@ -291,7 +294,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         }
         return {**kwargs, REQUESTS_KEY: missing}
 
-    # -- plans: counted here, once; the prompt and the model read the same ones ------------------
+    # -- making plans: they are made once, and both the prompt and the model follow them ----------
 
     def _get_mm_prompt_updates(
         self,
@@ -316,7 +319,7 @@ class PruningProcessor(BaseMultiModalProcessor):
         return found
 
     def _recompute_cached_prompt_update(self, cached_update: Any, new_item_idx: int) -> Any:
-        """Some models write an item's number into its text, and would lose what is planned."""
+        """Keep the plan of an item whose text is written again, with its new number in it."""
         update = super()._recompute_cached_prompt_update(cached_update, new_item_idx)
         before = cached_update.content
         if update.content is before or not isinstance(before, PlannedDetails):
@@ -332,7 +335,7 @@ class PruningProcessor(BaseMultiModalProcessor):
     ) -> ItemPlan:
         tokens = self._count_tokens(modality, item, layout)
         if layout.embeddings != tokens.unpruned:
-            # Rather than fewer or more placeholders than embeddings, which ends the engine.
+            # Placeholders and embeddings that differ in number would end the engine later.
             raise ValueError(
                 f"anchorprune: vLLM expects {layout.embeddings} tokens for this {modality}, but "
                 f"its processor produced {tokens.unpruned}; give it as a PIL image, or as an array "
@@ -346,7 +349,7 @@ class PruningProcessor(BaseMultiModalProcessor):
             layout=layout,
             slices=slices_of(item),
         )
-        if not plan.keeps_all:  # that one is vLLM's to judge
+        if not plan.keeps_all:  # unpruned items are under vLLM's own limits
             self._size_limits.check(modality, plan)
         return plan
 
@@ -356,25 +359,25 @@ class PruningProcessor(BaseMultiModalProcessor):
         prompt, placeholders = super()._maybe_apply_prompt_updates(mm_items, mm_res)
         return cut_prompt(prompt, placeholders, mm_res.prompt_updates)
 
-    # -- the model's own code gets nothing of ours -----------------------------------------------
+    # -- calling the model's own code, without our arguments -------------------------------------
 
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        """The HF processor's outputs, made now or for an earlier question.
+        """Return the HF processor's outputs, made now or for an earlier question.
 
-        Each item is prepared alone: beside a larger one, an image would get empty tiles.
+        Each item is prepared alone: together with a larger image, an image would get empty tiles.
         """
         requests, plain = requests_in(hf_kwargs), without_ours(hf_kwargs)
         process = super()._apply_hf_processor_main
-        # The client's own embeddings, or nothing at all.
+        # What is not pruned, such as the client's own embeddings, is processed as vLLM does it.
         others = {modality for modality in mm_items if not requests.get(modality)}
         outputs = [process(mm_items.select(others), plain)] if others or not mm_items else []
         for modality, items in mm_items.items():
             for number, request in enumerate(requests.get(modality, ())):
                 item = items.get(number)
                 alone = self.info.parse_mm_data({modality: [item]}, validate=False)
-                # The shape too: a client's uuid may name another image later.
+                # The key holds the shape too: a client may reuse a uuid for another image.
                 key = modality, request.media_hash, _shape(item)
                 outputs.append(self._pixel_cache.get(key, partial(process, alone, plain)))
         return joined(outputs)
@@ -395,9 +398,9 @@ class PruningProcessor(BaseMultiModalProcessor):
 
 
 def _shape(item: Any) -> object:
-    """Of an image, or of a video's frames."""
+    """Return the shape of an image, or of a video's frames."""
     if isinstance(item, tuple):
-        item, _ = item  # frames, and where they are from
+        item, _ = item  # a video's frames and their metadata
     if isinstance(item, list):
         return len(item), _shape(item[0])
     return tuple(item.shape) if hasattr(item, "shape") else item.size

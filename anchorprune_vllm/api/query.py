@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a prompt that ask about its images and videos.
+"""Find the question that a prompt asks about each of its images and videos.
 
 A multimodal processor gets token ids, in which the messages of the conversation are no longer
-apart. `QueryReader` learns from the chat template what opens and closes a user's turn, and finds
-with it the user's words for each media placeholder.
+separate. `QueryReader` learns from the chat template what opens and closes a user's turn, and uses
+this to find the user's words for each media placeholder.
 
-Which question an image has is decided when it is first answered, and later turns leave it alone:
-vLLM's prefix cache holds the image under its question.
+By default, an image's question is decided when it is first answered and later turns do not change
+it, because vLLM's prefix cache holds the image together with its question.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from anchorprune_vllm.media_tokens import find_targets
 
 
 class QueryReader:
-    """Reads the query of every media placeholder of a prompt.
+    """Reads the query of every media placeholder in a prompt.
 
-    `targets` maps each modality to the ids of its placeholder, which the prompt holds once per
-    item; no ids: items have no placeholder, but stand before all text, and share one query.
-    Without a `chat_template`, or with one whose markers cannot be learnt, the whole text of a
-    prompt is its query.
+    `targets` maps each modality to the token ids of its placeholder, which occurs in the prompt
+    once per item. If there are no ids, items have no placeholder: they stand before all text and
+    share one query. Without a `chat_template`, or with one whose markers cannot be learnt, the
+    whole text of a prompt is its query.
     """
 
     def __init__(
@@ -41,16 +41,17 @@ class QueryReader:
         self._markers = learn_markers(tokenizer, chat_template)
 
     def read(self, prompt_ids: Sequence[int], scope: Scope) -> dict[str, list[str]]:
-        """The query of each placeholder, by modality, in prompt order.
+        """Return the query of each placeholder, by modality, in prompt order.
 
         - `turn`: the user's words in the turn of the placeholder. If there are none, the first
           that exists of: the user's next words before the assistant answers, the user's last words
           before the placeholder, the system prompt, the user's next words after the answer.
-        - `last`: the last user turn that has words; if none has, the system prompt.
-        - `all`: all user turns, one per line; if none has words, the system prompt.
-        - `none`: nothing.
+        - `last`: the words of the last user turn that has any; if none has, the system prompt.
+        - `all`: the words of all user turns, one turn per line; if there are none, the system
+          prompt.
+        - `none`: the empty string.
 
-        A system prompt that the template wrote by itself counts as none. Words on both sides of a
+        A default system prompt that the template adds itself is ignored. Words on both sides of a
         placeholder are joined by a space.
         """
         if scope not in SCOPES:
@@ -67,7 +68,7 @@ class QueryReader:
     def _find(
         self, prompt_ids: Sequence[int], places: Sequence[tuple[int, int]], scope: Scope
     ) -> list[str]:
-        """The query of the placeholder at each of the `places`."""
+        """Return the query of the placeholder at each of the `places`."""
         starts = [0, *(end for _, end in places)]
         ends = [*(start for start, _ in places), len(prompt_ids)]
         pieces = (list(prompt_ids[i:j]) for i, j in zip(starts, ends, strict=True))
@@ -90,11 +91,11 @@ class QueryReader:
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Decodes with the special tokens, and with the user's spaces as they are."""
+    """Return a function that decodes tokens, keeping special tokens and the user's spaces."""
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     exact = partial(decode, clean_up_tokenization_spaces=False)
     try:
         exact([])
-    except TypeError:  # a tokenizer without that option cleans nothing up
+    except TypeError:  # a tokenizer without this option leaves spaces as they are
         return decode
     return exact

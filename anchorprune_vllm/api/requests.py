@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request says: its own budget and question, and what identifies each of its items."""
+"""The settings of one request: its own budget and question, and the identity of its items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anchorprune_vllm.budget import Budget
 from anchorprune_vllm.checks import check_keys
 from anchorprune_vllm.config import CONFIG_KEY, SCOPES, SETTINGS, resembles_config_key
 
-# A prompt's own words are bounded by the model's context; an override's are not.
+# The model's context bounds the words of a prompt, but not those of an override.
 _LONGEST_QUERY = 20_000
 
 _OF_A_REQUEST = ("budget", "query")
@@ -22,27 +22,30 @@ _OF_A_REQUEST = ("budget", "query")
 
 @dataclass(frozen=True)
 class ItemRequest:
-    """What a request says of one image or video, before its candidates are counted."""
+    """What a request asks of one image or video, before its candidates are counted."""
 
     media_hash: str
     budget: Budget
     query: str
     lacks_query: bool
-    """A question was looked for, and none was found."""
+    """Whether a question was looked for and none was found."""
 
     def identity(self, fingerprint: str) -> dict[str, str]:
-        """Return what, besides the media, decides the embeddings of the item."""
-        # All tokens stay whatever is asked: every question may share the same entry.
+        """Return what determines the embeddings of the item, besides the media itself."""
+        # If all tokens stay, the question changes nothing, and all questions share one entry.
         query = "" if self.budget.keeps_all else self.query
         return {"budget": str(self.budget), "query": query, "settings": fingerprint}
 
 
 def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]) -> None:
-    """Raise ValueError for a misspelt `anchorprune` in `mm_processor_kwargs`, or a setting of ours.
+    """Raise ValueError for keys of `mm_processor_kwargs` that seem to be meant for AnchorPrune.
 
-    vLLM passes over keys that nothing reads, so a request would be served with the server's budget.
+    Such a key is a misspelt `anchorprune`, or a setting outside of that dictionary. vLLM ignores
+    keys that nothing reads, so the request would be served with the server's budget.
 
-    known: returns the keys of the HF processor, which are allowed whatever they are called.
+    Args:
+        keys: The keys that the request gives.
+        known: Returns the keys of the HF processor, which are allowed whatever their names are.
     """
     for key in keys:
         is_near = bool(get_close_matches(key, _OF_A_REQUEST, cutoff=0.8))
@@ -56,7 +59,7 @@ def check_request_keys(keys: Iterable[str], known: Callable[[], Collection[str]]
 
 
 def read_override(override: object) -> tuple[Budget | None, str | None]:
-    """Return a request's own budget and query: the name of a scope, or the words themselves."""
+    """Return a request's own budget and query; the query is the name of a scope, or the words."""
     if not isinstance(override, Mapping):
         raise ValueError(
             "anchorprune: mm_processor_kwargs['anchorprune'] must be a dictionary such as "
@@ -71,30 +74,34 @@ def read_override(override: object) -> tuple[Budget | None, str | None]:
         )
     if query is not None and len(query) > _LONGEST_QUERY:
         raise ValueError(
-            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are allowed"
+            f"anchorprune: query has {len(query)} characters; at most {_LONGEST_QUERY} are "
+            "allowed: shorten it"
         )
     try:
         (query or "").encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"anchorprune: query is not valid Unicode text ({error})") from error
+        raise ValueError(
+            f"anchorprune: query is not valid Unicode text ({error}); send it without lone "
+            "surrogates"
+        ) from error
     budget = Budget.parse(override["budget"]) if "budget" in override else None
     return budget, query
 
 
 Requests = Mapping[str, Sequence[ItemRequest]]
-"""The requests of all items, by modality."""
+"""The requests for all items, by modality."""
 
 REQUESTS_KEY = "anchorprune_requests"
-"""Where they ride in vLLM's arguments for the HF processor, from one hook to the next."""
+"""The key under which they travel in vLLM's arguments for the HF processor, between its hooks."""
 
 
 def requests_in(kwargs: Mapping[str, object]) -> Requests:
-    """Return the requests in vLLM's arguments for the HF processor."""
+    """Return the requests that travel in vLLM's arguments for the HF processor."""
     return kwargs.get(REQUESTS_KEY, {})  # type: ignore[return-value]
 
 
 def without_ours(kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments that are for the HF processor itself."""
+    """Return the arguments without those of AnchorPrune, for the HF processor itself."""
     return {name: value for name, value in kwargs.items() if name not in _OURS}
 
 
@@ -102,7 +109,7 @@ _OURS = (CONFIG_KEY, REQUESTS_KEY)
 
 
 def refuse_overrides(processor: BaseMultiModalProcessor) -> BaseMultiModalProcessor:
-    """Make vLLM's own processor say that pruning is off, where it would ignore the override."""
+    """Make vLLM's own processor refuse a request's budget, which it would otherwise ignore."""
     apply = processor.apply
 
     def apply_or_refuse(inputs: ProcessorInputs, timing_ctx: Any) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an image or video may be: what would need more memory than there is gets refused.
+"""Limits on the size of images and videos, so that none needs more memory than there is.
 
-vLLM itself looks at the tokens that are left, and so lets any size pass.
+vLLM's own limits apply to the tokens that are left after pruning, so any size would pass them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.plan import ItemPlan
 
 _TIMES_THE_LARGEST = 4
-"""A video may have so many times the tokens of the largest item that vLLM has profiled: the vision
-tower sees some of its frames at a time, but selection sees all of them."""
+"""A video may have this many times the tokens of the largest item that vLLM has profiled: the
+vision tower sees some of its frames at a time, but selection sees all of them."""
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """The sizes up to which items are pruned, in visual tokens."""
+    """The largest sizes of items that are pruned, in visual tokens."""
 
     largest: int
-    """The largest item that vLLM has set memory aside for."""
+    """The size of the largest item that vLLM has set memory aside for."""
     method: str
     of_method: int | None
-    """What the method takes at most; None: any number."""
+    """The largest item that the method accepts, or None if it accepts any size."""
 
     @classmethod
     def of(cls, processor: Any, config: PruneConfig) -> SizeLimits:
-        """Return the limits of the model that a processor of vLLM's belongs to."""
+        """Return the limits for the model that a vLLM processor belongs to."""
         info = processor.info
-        # Nothing is set aside for a modality that `--limit-mm-per-prompt` shuts out.
+        # vLLM sets no memory aside for a modality that `--limit-mm-per-prompt` excludes.
         limits = info.allowed_mm_limits
         counts = {name: 1 for name in MODALITIES if limits.get(name, 0) > 0}
         largest = info.get_mm_max_tokens_per_item(info.ctx.model_config.max_model_len, counts)
-        if largest is None:  # then vLLM takes its dummies for the largest
+        if largest is None:  # vLLM then assumes that its dummy items are the largest
             dummies = processor.get_dummy_mm_inputs(counts)["mm_placeholders"]
             largest = {name: dummies[name][0].get_num_embeds() for name in counts}
         return cls(
@@ -45,7 +45,7 @@ class SizeLimits:
         )
 
     def check(self, modality: str, plan: ItemPlan) -> None:
-        """Raise ValueError for a pruned item that is too large."""
+        """Raise ValueError if a pruned item is too large."""
         tokens, largest_unit = plan.tokens.candidates, max(plan.tokens.unit_sizes)
         if self.of_method is not None and tokens > self.of_method:
             raise ValueError(

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One question to a server of ours, as an OpenAI client asks it."""
+"""Asks a server on this machine a question, as an OpenAI client does."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from openai import DefaultHttpxClient, OpenAI
 
@@ -14,7 +13,7 @@ from anchorprune_vllm.testing.media import Media
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client sees of one streamed answer."""
+    """What a client sees of a streamed answer."""
 
     prompt_tokens: int
     seconds_to_first_token: float
@@ -22,13 +21,9 @@ class Answer:
 
 
 def connect(url: str) -> OpenAI:
-    """A client of a server on this machine."""
-    return OpenAI(
-        base_url=f"{url}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=DefaultHttpxClient(trust_env=False),  # no proxy between us and this machine
-    )
+    """Return a client of a server on this machine, which no proxy stands in front of."""
+    client = DefaultHttpxClient(trust_env=False)
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=client)
 
 
 def ask(
@@ -40,22 +35,18 @@ def ask(
     budget: str | None = None,
     max_tokens: int = 12,
 ) -> Answer:
-    """One streamed question; `budget` overrides the server's."""
-    override: dict[str, Any] = {} if budget is None else {"anchorprune": {"budget": budget}}
+    """Ask a question about an image or video; `budget` overrides the server's."""
+    override = {"mm_processor_kwargs": {"anchorprune": {"budget": budget}}}
+    content = [media.as_message_part(), {"type": "text", "text": text}]
     start = time.perf_counter()
     stream = client.chat.completions.create(
         model=model,
-        messages=[
-            {
-                "role": "user",
-                "content": [media.as_message_part(), {"type": "text", "text": text}],
-            }
-        ],
+        messages=[{"role": "user", "content": content}],
         max_tokens=max_tokens,
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"mm_processor_kwargs": override} if override else None,
+        extra_body=override if budget is not None else None,
     )
     first, answer, prompt_tokens = None, "", 0
     for chunk in stream:

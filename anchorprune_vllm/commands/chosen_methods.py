@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods as the command line names them: `NAME`, or `NAME:key=value,key=value`."""
+"""Methods as they are chosen on the command line: `NAME` or `NAME:key=value,key=value`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from anchorprune_vllm.checks import check_choice
 from anchorprune_vllm.config import SETTINGS, PruneConfig
-from anchorprune_vllm.methods import registry as known
+from anchorprune_vllm.methods import registry
 
-# Not options of a method: each has a flag of its own.
 _FLAGS = {
     "budget": "--budgets",
     "video_budget": "--budgets",
@@ -21,45 +20,43 @@ _FLAGS = {
     "method": "--methods",
     "text_encoder": "--text-encoder",
 }
+"""Settings that are no options of a method, because each has a flag of its own."""
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way to choose tokens, and what it is set to."""
+class ChosenMethod:
+    """The name of a method, and the options it is run with."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        options = ",".join(f"{key}={_written(value)}" for key, value in self.options)
-        return f"{self.name}:{options}" if options else self.name
+        written = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in self.options]
+        return f"{self.name}:{','.join(written)}" if written else self.name
 
-    def with_defaults(self, options: Mapping[str, Any]) -> Method:
-        """Return the method with options on how it reads the question; its own come first.
-
-        A method that does not look at the question stays as it is.
-        """
-        if not known.uses_query(self.name):
+    def with_defaults(self, options: Mapping[str, Any]) -> ChosenMethod:
+        """Add options on how to read the question, unless they are set or the method ignores it."""
+        if not registry.uses_query(self.name):
             return self
-        return Method(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
+        return ChosenMethod(self.name, tuple(sorted({**options, **dict(self.options)}.items())))
 
     def settings(self) -> dict[str, Any]:
-        """As `PruneConfig` takes them: what it does not know itself, the method may."""
+        """Return what `PruneConfig` takes; settings that it does not know go to the method."""
         settings = {key: value for key, value in self.options if key in SETTINGS}
         others = {key: value for key, value in self.options if key not in SETTINGS}
-        if others and self.name != known.ANCHORPRUNE:
+        if others and self.name != registry.ANCHORPRUNE:
             settings["method_options"] = others
         else:
-            settings |= others  # refused by name there
+            settings |= others  # PruneConfig refuses these by name
         return {"method": self.name, **settings}
 
 
-def parse_methods(texts: Sequence[str]) -> list[Method]:
-    """Read `NAME` and `NAME:key=value,key=value`; several in one text are parted by commas too."""
+def parse_methods(texts: Sequence[str]) -> list[ChosenMethod]:
+    """Read methods, each once; commas separate the methods of a text as well as their options."""
     named: list[tuple[str, list[str]]] = []
     for text in texts:
         for number, part in enumerate(text.split(",")):
-            # A part with a name before its "=" is a method; one without goes on with the last.
+            # A part with a name before its "=" is a method; one without continues the last method.
             head, option = part, ""
             if ":" in part.partition("=")[0]:
                 head, _, option = part.partition(":")
@@ -70,37 +67,29 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
             elif head == "all":
                 if option:
                     raise ValueError(f"method {text!r}: options belong to one method, not to all")
-                named += [(name, []) for name in known.names()]
+                named += [(name, []) for name in registry.names()]
             else:
                 named.append((head, [option] if option else []))
     methods = [_method(name, options) for name, options in named]
     return [method for place, method in enumerate(methods) if method not in methods[:place]]
 
 
-def _method(name: str, options: Sequence[str]) -> Method:
-    check_choice("method", name, known.names())
+def _method(name: str, options: Sequence[str]) -> ChosenMethod:
+    check_choice("method", name, registry.names())
     found: dict[str, Any] = {}
     for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key or not value:
+        key, _, value = option.partition("=")
+        if not key or not value:
             raise ValueError(f"method {name}: option {option!r} is not of the form key=value")
         if key in _FLAGS:
             raise ValueError(
                 f"method {name}: {key} is no option of a method; commands that can set it have "
                 f"{_FLAGS[key]}"
             )
-        found[key] = _read(value)
-    method = Method(name, tuple(sorted(found.items())))
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    method = ChosenMethod(name, tuple(sorted(found.items())))
     PruneConfig.from_dict({"budget": 1, **method.settings()})
     return method
-
-
-def _read(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the engine core: it counts the vision tower's work for the scheduler."""
+"""The code of the engine core: it counts the vision tower's work for the scheduler."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's scheduler, told what the vision tower has to do: unpruned tokens, not those that are left.
+"""An encoder cache manager that counts the vision tower's work in unpruned tokens.
 
-A step has a budget for the vision tower, and the encoder cache has room; vLLM measures both by the
-tokens of a prompt. Pruned, an image takes up K of them, but the tower still sees all N: a step
-would take in N / K times as many images as without pruning, with all their pixels on the device at
-once, and requests that decode would wait for them.
+A step has a budget for the vision tower, and the encoder cache has a capacity; vLLM measures both
+in tokens of the prompt. A pruned image takes up K of them, but the tower still sees all N. A step
+would thus admit N / K times as many images as without pruning, with all their pixels on the device
+at once, and requests that decode would wait for them.
 
-vLLM lets its encoder cache manager be replaced (`--ec-manager-config`), and that one is asked for
-every item whether it may be scheduled. Space is counted in K as before, work in N.
+vLLM allows its encoder cache manager to be replaced (`--ec-manager-config`), and asks it for every
+item whether the item may be scheduled. Here, space is counted in K as before, and work in N.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from anchorprune_vllm.plan import PlanFields, read_counts
 CLASS_PATH = f"{__name__}.UnprunedWorkManager"
 
 _SHARE_OF_PIXELS = 8
-"""A further question about media of the same step costs this part of the media's tokens: the tower
-does not run for it, but its pixels are on the device once more. An estimate: going by the sizes of
-layers, pixels take up 5 to 15% of the memory that the tower needs to encode them."""
+"""A further question about media of the same step costs this part of the media's tokens. The tower
+does not run for it again, but its pixels are on the device once more. This is an estimate: judging
+by the sizes of layers, pixels take up 5 to 15% of the memory that the tower needs for them."""
 
 
 class _Work(NamedTuple):
-    """What an item costs the vision tower."""
+    """The work that an item is for the vision tower."""
 
     media: Hashable
     tokens: int
@@ -39,21 +39,21 @@ class _Work(NamedTuple):
 class UnprunedWorkManager(EncoderCacheManager):
     """Admits items to a step as long as the vision tower sees no more tokens than a step has.
 
-    Unpruned, a step takes in the images whose tokens it computes, so it has at most as many of the
-    tower's tokens as of the prompts' (`--max-num-batched-tokens`), or one item. An item that is
-    alone is admitted whatever its size: none waits for ever. Questions about the same media in one
-    step run the tower once. Items whose tower outputs a worker still has from earlier steps are
-    counted all the same: the scheduler cannot know what its feature cache has dropped.
+    Without pruning, a step computes the tokens of the images it admits, so the tower sees at most
+    as many tokens as prompts have in a step (`--max-num-batched-tokens`), or one item. A single
+    item is admitted whatever its size, so that none waits forever. Questions about the same media
+    in one step run the tower once. Items are counted even if a worker has cached their tower
+    outputs, because the scheduler cannot know what the feature cache has dropped.
     """
 
     def __init__(self, cache_size: int, most_tokens: int) -> None:
         super().__init__(cache_size)
         self._most_tokens = most_tokens
         self._scheduled: dict[tuple[str, int], _Work] = {}
-        """Items of this step. One whose request is preempted in the same step stays: the step then
-        does less than was counted."""
+        """The items of this step. An item stays even if its request is preempted in the same step,
+        which then does less work than was counted."""
         self._offered: dict[tuple[str, int], _Work] = {}
-        """Items of the request that is looked at, which may yet not be scheduled."""
+        """Admitted items of the current request, which may still not be scheduled."""
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: VllmConfig) -> UnprunedWorkManager:
@@ -66,7 +66,7 @@ class UnprunedWorkManager(EncoderCacheManager):
         encoder_compute_budget: int,
         num_embeds_to_schedule: int,
     ) -> bool:
-        if not num_embeds_to_schedule:  # the first of this request in this step
+        if not num_embeds_to_schedule:  # the first item of this request in this step
             self._offered = {}
         before = {**self._scheduled, **self._offered}.values()
         work = tower_work(request, input_id)
@@ -88,17 +88,18 @@ class UnprunedWorkManager(EncoderCacheManager):
             self._scheduled[item] = self._offered[item]
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """Called once at the end of each step."""
+        """Return the hashes of freed items, as vLLM asks once at the end of each step."""
         self._scheduled = {}
         self._offered = {}
         return super().get_freed_mm_hashes()
 
 
 def tower_work(request: Request, input_id: int) -> _Work:
-    """Return which media an item is, and how many tokens the vision tower makes of it.
+    """Return an item's media, and the number of tokens that the vision tower makes of it.
 
-    Without a plan these are the tokens of the prompt: the client's own embeddings, for which no
-    tower runs, and items that only workers can read (`--mm-processor-cache-type shm`).
+    Without a plan, this is the number of tokens in the prompt. The client's own embeddings, for
+    which no tower runs, have no plan; items that only workers can read have none here
+    (`--mm-processor-cache-type shm`).
     """
     feature = request.mm_features[input_id]
     data: Any = feature.data or {}
@@ -107,6 +108,6 @@ def tower_work(request: Request, input_id: int) -> _Work:
     if fields.counts not in data:
         return _Work(item, request.get_num_encoder_embeds(input_id))
     kept, tokens = read_counts(data[fields.counts].data)
-    # An item that keeps all goes vLLM's way, for which the tower runs each time.
+    # An item that keeps all tokens takes vLLM's own path, on which the tower runs each time.
     media = item if tokens.are_all_kept(kept) else tuple(data[fields.media].data.tolist())
     return _Work(media, tokens.unpruned)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that choose tokens: `registry.py` knows their names, and each has a file."""
+"""The methods that choose tokens, a file each; `registry.py` finds them by name."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controls that look at nothing: tokens by chance, tokens on a grid, and the first tokens.
-
-They need no signals, so none are computed for them.
-"""
+"""Controls that use no signals: random tokens, tokens on a grid, and the first tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method()
 def random_tokens(item: Candidates, *, seed: int = 0) -> KeptTokens:
-    """K tokens by chance: the same of one media whenever it is seen, others with another seed."""
+    """Select K random tokens, which depend only on the media and the seed."""
     chance = torch.Generator().manual_seed((item.seed ^ seed) % 2**63)
     chosen = torch.randperm(len(item.features), generator=chance)[: count(item)]
     return in_native_order(to_device(chosen, item.features.device))
@@ -25,14 +22,14 @@ def random_tokens(item: Candidates, *, seed: int = 0) -> KeptTokens:
 
 @method()
 def uniform_grid(item: Candidates) -> KeptTokens:
-    """K tokens spread evenly: over units, over the rows of a unit, and within each row."""
+    """Select K tokens spread evenly over units, over the rows of a unit, and within each row."""
     grids = item.grids or ((1, len(item.features)),)
     sizes = [rows * columns for rows, columns in grids]
     chosen: list[int] = []
     start = 0
     for (rows, columns), share in zip(grids, unit_budgets(count(item), sizes), strict=True):
         if share:
-            # As many rows as make the steps down and across alike, and no more than each can hold.
+            # Use as many rows as make vertical and horizontal steps alike, but enough to hold all.
             wanted = round((share * rows / columns) ** 0.5)
             used = min(max(1, wanted, -(-share // columns)), rows, share)
             for line, row in enumerate(_spread(used, rows)):
@@ -44,10 +41,10 @@ def uniform_grid(item: Candidates) -> KeptTokens:
 
 @method()
 def first_tokens(item: Candidates) -> KeptTokens:
-    """The first K tokens: what pruning would cost if selection were free."""
+    """Select the first K tokens, which shows the cost of pruning without that of selection."""
     return in_native_order(torch.arange(count(item), device=item.features.device))
 
 
 def _spread(count: int, places: int) -> list[int]:
-    """The middles of `count` equal parts of a line."""
+    """Return the middles of `count` equal parts of a line of `places` places."""
     return [(2 * number + 1) * places // (2 * count) for number in range(count)]

@@ -2,7 +2,7 @@
 """DivPrune: tokens as far apart as possible.
 
 "DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models", Alvar et al., CVPR
-2025; rule of vbdi/divprune `LLaVA/llava/model/llava_arch.py`.
+2025. The rule follows vbdi/divprune, `LLaVA/llava/model/llava_arch.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method("projected")
 def divprune(item: Candidates) -> KeptTokens:
-    """The token farthest from its nearest neighbour, then always the one farthest from all kept."""
+    """Select the token farthest from its nearest neighbour, then those farthest from all kept."""
     assert item.projected is not None
     first = _loneliest(unit_rows(item.projected))
     anchor = torch.zeros_like(item.projected[:, 0], dtype=torch.bool).index_fill_(0, first, True)
@@ -34,7 +34,10 @@ def divprune(item: Candidates) -> KeptTokens:
 
 
 def _loneliest(rows: Tensor) -> Tensor:
-    """[1]: the token with the largest distance to its nearest neighbour. Never holds N x N."""
+    """Return the token [1] with the largest distance to its nearest neighbour.
+
+    Distances are computed in blocks, so there is never an N x N matrix.
+    """
     nearest = []
     at_once = rows_at_once(len(rows))
     for start in range(0, len(rows), at_once):

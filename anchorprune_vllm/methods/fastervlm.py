@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FasterVLM: the tokens with the highest [CLS] attention.
 
-"[CLS] Attention is All You Need for Training-Free Visual Token Pruning", Zhang et al., 2024;
-rule of Theia-4869/FasterVLM `llava/model/llava_arch.py`. Here attention is the tower's importance:
-of [CLS] where there is one, received from all tokens elsewhere.
+"[CLS] Attention is All You Need for Training-Free Visual Token Pruning", Zhang et al., 2024. The
+rule follows Theia-4869/FasterVLM, `llava/model/llava_arch.py`. Attention here is the importance of
+the tower: the attention of [CLS] if there is one, and otherwise that received from all tokens.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method("importance")
 def fastervlm(item: Candidates) -> KeptTokens:
-    """The K most important tokens."""
+    """Select the K most important tokens."""
     return in_native_order(by_score(item.importance)[: count(item)])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HiPrune: attention of a middle layer finds objects, that of a deep one fills up.
+"""HiPrune: the attention of a middle layer finds objects, and that of a deep one fills the rest.
 
 "HiPrune: Training-Free Visual Token Pruning via Hierarchical Attention in Vision-Language Models",
-Liu et al., 2025; rule of Danielement321/HiPrune `LLaVA/llava/model/llava_arch.py`. Deep attention
-is the tower's importance here, of [CLS] where there is one.
+Liu et al., 2025. The rule follows Danielement321/HiPrune, `LLaVA/llava/model/llava_arch.py`. Deep
+attention is the tower's importance here, which is that of [CLS] if there is one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method("importance", "object_attention")
 def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
-    """round(K * alpha / 5) tokens by object attention, their 4 neighbours, the rest by importance.
+    """Select round(K * alpha / 5) tokens by object attention, their neighbours, and important ones.
 
-    Neighbours are those above, below, left and right in the same unit, as far as they exist; if
-    there is no room for all of them, the most important ones.
+    Neighbours are the tokens above, below, left and right in the same unit, as far as they exist.
+    If there is no room for all of them, the most important ones are kept. The rest of the budget
+    goes by importance.
     """
     assert item.object_attention is not None
     check_share("alpha", alpha)
     total = count(item)
     anchors = by_score(item.object_attention)[: round(total * alpha / 5)]
     neighbours = to_device(_neighbours(item), anchors.device)[anchors]
-    # Kept first, whatever their importance: rank 2 for anchors, 1 for neighbours.
+    # Anchors (rank 2) and neighbours (rank 1) come first, whatever their importance is.
     rank = torch.zeros_like(item.importance, dtype=working_dtype(anchors.device))
     rank[neighbours.flatten()] = 1
     rank[anchors] = 2
@@ -45,12 +46,12 @@ def hiprune(item: Candidates, *, alpha: float = 0.1) -> KeptTokens:
 
 
 def _neighbours(item: Candidates) -> Tensor:
-    """[N, 4] on the CPU; a token at an edge is its own neighbour there."""
+    """Return the neighbours [N, 4] on the CPU; a token at an edge is its own neighbour there."""
     found = []
     start = 0
     for rows, columns in item.grids or ((1, len(item.features)),):
         if not rows * columns:
-            continue  # nothing to pad
+            continue  # an empty unit cannot be padded
         number = torch.arange(rows * columns).view(1, rows, columns) + start
         start += rows * columns
         padded = torch.nn.functional.pad(number.double(), (1, 1, 1, 1), mode="replicate").long()[0]

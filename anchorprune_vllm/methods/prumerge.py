@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PruMerge+, with a fixed budget: important and evenly spaced tokens, each with its neighbours.
+"""PruMerge+ with a fixed budget: important and evenly spaced tokens, merged with neighbours.
 
 "LLaVA-PruMerge: Adaptive Token Reduction for Efficient Large Multimodal Models", Shang et al.,
-2024; rule of 42Shawn/LLaVA-PruMerge `llava/model/multimodal_encoder/clip_encoder.py`. There the
-count follows from the outliers of attention, with about three times as many evenly spaced tokens
-added. Here K is given: one row is for the rest, a quarter of the others goes by attention, and
-three quarters are evenly spaced among the tokens that are left. Keys and attention are those of the
-last layer that the model runs, with its heads.
+2024. The rule follows 42Shawn/LLaVA-PruMerge, `llava/model/multimodal_encoder/clip_encoder.py`.
+There, the count follows from the outliers of attention, and about three times as many evenly spaced
+tokens are added. Here, K is given: one row is for the rest, a quarter of the others is chosen by
+attention, and three quarters are evenly spaced among the tokens that are left. Keys and attention
+are those of the last layer that the model runs, with its heads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method("importance", "keys")
 def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
-    """Kept tokens, each plus its nearest `neighbours` by key; last, the sum of what is not kept.
+    """Keep tokens plus their nearest `neighbours` by key, and in a last row, the sum of the rest.
 
-    Whatever is added counts as much as it is important. The last row has the place of the most
-    important token in it. A budget of 1 is the most important token alone.
+    Added tokens are weighted by their importance. The last row has the place of the most important
+    token in it. A budget of 1 keeps only the most important token.
     """
     assert item.keys is not None
     if not isinstance(neighbours, int) or neighbours < 0:
@@ -35,7 +35,7 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     if total in (1, tokens):
         return as_given(ranked[:total].sort().values)
 
-    # 1. Which tokens: by importance, then at equal steps among the others.
+    # 1. Choose tokens by importance, then at equal steps among the others.
     important = ranked[: max(1, round((total - 1) / 4))]
     free = others(tokens, important)
     spaced = total - 1 - len(important)
@@ -43,7 +43,7 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     kept = torch.cat([important, free[steps]])
     rest = others(tokens, kept)
 
-    # 2. What they take in: their nearest by key, kept or not, but not themselves.
+    # 2. Add to each its nearest tokens by key, kept or not, but not itself.
     keys = unit_rows(item.keys.flatten(1))
     some = kept.split(rows_at_once(tokens))
     near = torch.cat([_nearest(keys, part, min(neighbours, tokens - 1)) for part in some])
@@ -52,14 +52,14 @@ def prumerge_plus(item: Candidates, *, neighbours: int = 32) -> KeptTokens:
     weights[:-1].scatter_(1, near, importance[near])
     weights[torch.arange(len(kept), device=kept.device), kept] = 1
 
-    # 3. One row for the rest.
+    # 3. Merge the rest into one row.
     weights[-1, rest] = importance[rest]
     heaviest = rest[importance[rest].argmax(0, keepdim=True)]
     return as_given(torch.cat([kept, heaviest]), weights)
 
 
 def _nearest(keys: Tensor, of: Tensor, count: int) -> Tensor:
-    """Return the tokens with the most similar keys, without the token itself: [M] to [M, count]."""
+    """Return, for tokens [M], the other tokens [M, count] with the most similar keys."""
     likeness = products(keys[of], keys).scatter_(1, of[:, None], -torch.inf)
-    nearest_first = likeness.sort(dim=1, descending=True, stable=True).indices  # equals by index
-    return nearest_first[:, :count].clone()  # not a view of all that was sorted
+    nearest_first = likeness.sort(dim=1, descending=True, stable=True).indices  # ties: lower index
+    return nearest_first[:, :count].clone()  # a view would keep all sorted indices alive

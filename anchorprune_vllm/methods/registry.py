@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods that choose tokens, by name: ours, the published ones, and those of other packages.
 
-A method is a function of one item's `Candidates` and, by keyword, of its options; it returns
-`KeptTokens`. A package adds one through the entry point group `anchorprune.methods`.
+A method is a function from one item's `Candidates` to `KeptTokens`, with options as keyword
+arguments. Other packages add methods through the entry point group `anchorprune.methods`.
 
-Names are known without importing torch; a method is imported when it is used.
+Names are known without importing torch, because a method is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _PUBLISHED = {
 }
 
 Signal = Literal["importance", "features", "projected", "keys", "object_attention"]
-"""Fields of `Candidates` that are made only for methods that need them. Relevance is made of
-`features`, for methods that ask."""
+"""Fields of `Candidates` that are computed only for methods that need them. Relevance is computed
+from `features`, for methods that use the question."""
 
 _USUAL: frozenset[Signal] = frozenset({"importance", "features"})
 
@@ -54,14 +54,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def method(
     *needs: Signal, uses_query: bool = False, most_tokens: int | None = None
 ) -> Callable[[_Function], _Function]:
-    """Decorate a method: all signals it needs, and whether the question makes a difference.
+    """Return a decorator that declares what a method needs.
 
-    A method whose memory or time does not grow as the tokens do says how many an item may have at
-    most: requests with more of them are refused.
+    Signals that a method does not need are not computed: without `importance`, the attention of the
+    vision tower is not read, and without `features`, nothing is compared with words. A method
+    without this decorator gets both and is assumed to use the question.
 
-    What no method needs is not computed: without importance, nothing looks into the vision tower;
-    without features, nothing is compared with words. A method without this decoration gets both,
-    and is taken to depend on the question.
+    Args:
+        needs: All signals that the method reads.
+        uses_query: Whether the question makes a difference.
+        most_tokens: The most tokens that an item may have, for methods whose memory or time grows
+            faster than linearly; requests with larger items are refused.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -75,23 +78,23 @@ def method(
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its options, as the plugin uses it."""
+    """A method with its options, ready to select from several items."""
 
     select: Callable[[Sequence[Candidates]], list[KeptTokens]]
     needs: frozenset[Signal] = _USUAL
     uses_query: bool = True
-    """Whether the question makes a difference: if not, all questions share the kept tokens."""
+    """Whether the question makes a difference; if not, all questions share the kept tokens."""
     most_tokens: int | None = None
-    """How many tokens an item may have; None: any number."""
+    """The most tokens that an item may have, or None for any number."""
 
 
 def names() -> tuple[str, ...]:
-    """All that may be chosen."""
+    """Return the names of all methods."""
     return (ANCHORPRUNE, *_PUBLISHED, *_installed())
 
 
 def method_of(config: PruneConfig) -> Method:
-    """The method that settings ask for."""
+    """Return the method that the settings choose."""
     if config.method == ANCHORPRUNE:
         from anchorprune_vllm.selection import select_batch
 
@@ -106,7 +109,7 @@ def method_of(config: PruneConfig) -> Method:
 
 
 def uses_query(name: str) -> bool:
-    """Whether the question makes a difference to a method."""
+    """Return whether the question makes a difference to a method."""
     return name == ANCHORPRUNE or getattr(_load(name), "uses_query", True)
 
 
@@ -132,7 +135,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_method(config: PruneConfig) -> None:
-    """Raise ValueError if a method fails on a small item: in a server it would end the engine."""
+    """Raise ValueError if a method fails on a small item; in a server it would end the engine."""
     if config.method == ANCHORPRUNE:
         return
     item = probe_item()
@@ -146,20 +149,20 @@ def check_method(config: PruneConfig) -> None:
         except Exception as error:
             raise ValueError(
                 f"anchorprune: the method {config.method} fails on an item of {tokens} tokens "
-                f"({type(error).__name__}: {error}); mend it or its options "
+                f"({type(error).__name__}: {error}); fix it or its options "
                 f"{dict(config.method_options)}"
             ) from error
         is_distinct = len(set(indices)) == kept and set(indices) <= set(range(tokens))
         if not is_distinct or shape != [kept, 4]:
             raise ValueError(
-                f"anchorprune: the method {config.method} gave the tokens {indices} and rows of "
-                f"shape {shape} for a budget of {kept} of {tokens}; it must give {kept} distinct "
-                f"ones from 0 to {tokens - 1}, and as many rows"
+                f"anchorprune: the method {config.method} returned the tokens {indices} and rows "
+                f"of shape {shape} for a budget of {kept} of {tokens} tokens; it must return "
+                f"{kept} distinct tokens from 0 to {tokens - 1}, and as many rows"
             )
 
 
 def probe_item(device: torch.device | None = None) -> Candidates:
-    """Twelve tokens to try a method on, with all signals there are."""
+    """Return an item of twelve tokens with all signals, to try a method on."""
     import torch
 
     from anchorprune_vllm.selection import Candidates
@@ -182,7 +185,7 @@ def probe_item(device: torch.device | None = None) -> Candidates:
 
 
 def _only_needed(item: Candidates, needs: frozenset[Signal]) -> Candidates:
-    """As in a server: what a method has not asked for is not there."""
+    """Return an item without the signals that are not needed, as a server would pass it."""
     return item._replace(
         importance=item.importance if "importance" in needs else item.importance[:0],
         projected=item.projected if "projected" in needs else None,
@@ -200,7 +203,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Of other packages; ours cannot be replaced."""
+    """Return the entry points of other packages by name; none replaces one of ours."""
     return {
         point.name: point
         for point in entry_points(group=ENTRY_POINTS)

@@ -2,8 +2,8 @@
 """SCOPE: tokens that cover the others, weighted by attention.
 
 "SCOPE: Saliency-Coverage Oriented Token Pruning for Efficient Multimodal LLMs", Deng et al.,
-NeurIPS 2025; rule of kinredon/SCOPE `scope/clip_encoder.py`. As there, memory is N x N, hence the
-limit.
+NeurIPS 2025. The rule follows kinredon/SCOPE, `scope/clip_encoder.py`. As there, memory is N x N,
+hence the limit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from anchorprune_vllm.selection.exact_cosine import (
 from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 MOST_TOKENS = 2**14
-"""Their cosines take 1 GiB."""
+"""The most tokens of an item; the cosines of this many take 1 GiB."""
 
 
 @method("importance", most_tokens=MOST_TOKENS)
 def scope(item: Candidates, *, alpha: float = 1.0) -> KeptTokens:
-    """Always the token that adds most coverage, times importance to the power of `alpha`.
+    """Select, one by one, the token with the most added coverage times importance ** `alpha`.
 
-    A token is covered as well as by its most similar kept token; coverage starts at 0.
+    The coverage of a token is its cosine with the most similar kept token, and starts at 0.
     """
     rows = unit_rows(item.context)
     blocks = range(0, len(rows), at_once := rows_at_once(len(rows)))
-    # Multiples of 1 / GRID: float32 holds them, their sums are exact on a CPU, and copies of
-    # a token tie wherever they are.
+    # Cosines are rounded to multiples of 1 / GRID, which float32 holds. Their sums are then exact
+    # on a CPU, and copies of a token tie wherever they are.
     cosines = torch.empty(len(rows), len(rows), device=rows.device, dtype=torch.float32)
     for start in blocks:
         some = slice(start, start + at_once)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VisionZip: dominant tokens by attention, and contextual ones that take in the rest.
+"""VisionZip: dominant tokens by attention, and contextual ones into which the rest is merged.
 
-"VisionZip: Longer is Better but Not Necessary in Vision Language Models", Yang et al., CVPR 2025;
-rule of dvlab-research/VisionZip `visionzip/clip_encoder.py`. That keeps the [CLS] token as one of
-the dominant ones; it is no visual token of the served models and has no place among them, so one
-more patch is kept instead.
+"VisionZip: Longer is Better but Not Necessary in Vision Language Models", Yang et al., CVPR 2025.
+The rule follows dvlab-research/VisionZip, `visionzip/clip_encoder.py`. The original keeps the [CLS]
+token as a dominant one. The served models have no such visual token, so one more patch is kept.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from anchorprune_vllm.selection.types import Candidates, KeptTokens
 
 @method("importance", "keys")
 def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTokens:
-    """Dominant tokens as they are, then contextual ones: each plus the mean of its group.
+    """Keep dominant tokens unchanged, and contextual ones, each plus the mean of its group.
 
-    Contextual tokens are taken at equal steps from those that are not dominant; the others join the
-    one with the most similar key, a sum over heads.
+    Contextual tokens are taken at equal steps from those that are not dominant. Each of the others
+    joins the contextual token with the most similar key, summed over heads.
     """
     assert item.keys is not None
     check_share("contextual_share", contextual_share)
@@ -38,7 +37,7 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     if not contextual:
         return as_given(dominant)
 
-    # 1. Targets, and which of them the others join.
+    # 1. Choose the contextual tokens, and the one that each of the others joins.
     rest = others(tokens, dominant)
     step = max(1, len(rest) // contextual)
     targets = rest[::step][:contextual]
@@ -49,7 +48,7 @@ def visionzip(item: Candidates, *, contextual_share: float = 10 / 64) -> KeptTok
     some = joining.split(rows_at_once(len(targets)))
     group = torch.cat([products(keys[part], keys[targets]).argmax(1) for part in some])
 
-    # 2. The mean of a group, and the token itself.
+    # 2. Add the mean of each group to its contextual token.
     weights = torch.zeros(total, tokens, dtype=dtype, device=dominant.device)
     weights[len(dominant) + group, joining] = 1
     weights /= weights.sum(1, keepdim=True).clamp_min(1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VisPruner: important tokens, and of the others those that repeat each other least.
+"""VisPruner: important tokens, and the least redundant of the others.
 
 "Beyond Text-Visual Attention: Exploiting Visual Cues for Effective Token Pruning in VLMs", Zhang et
-al., ICCV 2025; rule of Theia-4869/VisPruner `llava/model/llava_arch.py`. That code needs even
-numbers of tokens; here the token that is one too many goes with the first half.
+al., ICCV 2025. The rule follows Theia-4869/VisPruner, `llava/model/llava_arch.py`. That code needs
+even numbers of tokens; here, an odd token belongs to the first half.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _DROPPED_AT_ONCE = 8
 
 @method("importance")
 def vispruner(item: Candidates, *, important_ratio: float = 0.5) -> KeptTokens:
-    """A share of the budget by importance, the rest by repeated matching.
+    """Select a share of the budget by importance, and the rest by repeated matching.
 
-    What is left, by falling importance, is split into tokens at even and odd places. Of the even
-    ones, up to 8 that have the nearest match among the odd ones are dropped; the others go on in
-    the order of that similarity, before the odd ones. Until the budget is met.
+    The tokens that are left, by descending importance, are split into those at even and at odd
+    places. Up to 8 of the even ones, those with the nearest match among the odd ones, are dropped.
+    The other even ones follow in the order of that similarity, and then the odd ones. This repeats
+    until the budget is met.
     """
     check_share("important_ratio", important_ratio)
     rows = unit_rows(item.context)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells Prometheus: on vLLM's own `/metrics`, while a budget is given."""
+"""Metrics of pruning, which a server with a budget adds to vLLM's own `/metrics`."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric by name, with vLLM's prefix and labels.
+"""The definitions of all metrics, with vLLM's prefix and labels.
 
-The process that reads a request does not know which engine will serve it: what is counted there has
-no label `engine`.
+The process that reads a request does not know which engine will serve it, so metrics that are
+counted there have no label `engine`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _OF_ENGINES = ("model_name", "engine")
 
 @dataclass(frozen=True)
 class Family:
-    """One metric; its series differ in the values of the labels."""
+    """One metric; it has a series for each combination of label values."""
 
     name: str
-    """As in the files: a counter's samples are shown with `_total` behind it."""
+    """The name in the files; samples of a counter have `_total` added."""
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
-    """Upper limits of a histogram's, without infinity."""
+    """The upper limits of a histogram's buckets, without infinity."""
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Names under which its figures are scraped."""
+        """Return the names under which the metric is scraped."""
         if self.kind == "counter":
             return (f"{self.name}_total",)
         if self.kind == "gauge":
@@ -40,27 +40,27 @@ class Family:
 TOKENS_BEFORE = Family(
     f"{_PREFIX}visual_tokens_before",
     "counter",
-    "Visual tokens that the media of requests have unpruned.",
+    "Visual tokens of the images and videos of requests, before pruning.",
     _OF_REQUESTS,
 )
 TOKENS_AFTER = Family(
     f"{_PREFIX}visual_tokens_after",
     "counter",
-    "Visual tokens of the same media in the prompts that the engine is given.",
+    "Visual tokens of the same images and videos in the prompts, after pruning.",
     _OF_REQUESTS,
 )
 ITEMS_PRUNED = Family(
     f"{_PREFIX}items_pruned",
     "counter",
-    "Images and videos of requests of which tokens were dropped.",
+    "Images and videos of requests that were pruned.",
     _OF_REQUESTS,
 )
 FALLBACKS = Family(
     f"{_PREFIX}fallbacks",
     "counter",
-    "Images and videos that were served in another way, by reason: 'all_kept' = the budget is not "
-    "below the number of candidates, the model's own unpruned path; 'no_query' = no question was "
-    "found, pruned without one.",
+    "Images and videos that were served in another way, by reason: 'all_kept' = not pruned, as the "
+    "budget is not below the number of candidates; 'no_query' = pruned without a question, as none "
+    "was found.",
     (*_OF_REQUESTS, "reason"),
 )
 ANCHOR_TOKENS = Family(
@@ -73,19 +73,19 @@ ANCHOR_TOKENS = Family(
 SELECTION_SECONDS = Family(
     f"{_PREFIX}selection_seconds",
     "counter",
-    "Seconds spent on signals and selection: the device's own on CUDA, otherwise the host's.",
+    "Seconds spent on signals and selection, measured on the device on CUDA, else on the host.",
     _OF_ENGINES,
 )
 SELECTIONS = Family(
     f"{_PREFIX}selections",
     "counter",
-    "Images and videos that these seconds were spent on.",
+    "Images and videos on which the selection seconds were spent.",
     _OF_ENGINES,
 )
 CACHE_HITS = Family(
     f"{_PREFIX}feature_cache_hits",
     "counter",
-    "Selections for which the vision tower's outputs were there already.",
+    "Selections for which the vision tower's outputs were already cached.",
     _OF_ENGINES,
 )
 CACHE_MISSES = Family(
@@ -97,13 +97,13 @@ CACHE_MISSES = Family(
 CACHE_BYTES = Family(
     f"{_PREFIX}feature_cache_bytes",
     "gauge",
-    "Bytes of the feature cache that hold outputs of the vision tower.",
+    "Bytes of the feature cache in use.",
     _OF_ENGINES,
 )
 CACHE_CAPACITY = Family(
     f"{_PREFIX}feature_cache_capacity_bytes",
     "gauge",
-    "Bytes that the feature cache has.",
+    "Bytes reserved for the feature cache.",
     _OF_ENGINES,
 )
 

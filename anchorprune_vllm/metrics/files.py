@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a figure from the process that knows it to the one that is scraped: a file.
+"""Pass metrics in files from the process that counts them to the process that is scraped.
 
-API servers and workers are processes of their own, and vLLM has no message between them that a
-plugin may add to. Each writes its figures to files in one directory, in the form of
-prometheus_client's multiprocess mode, and whoever is scraped adds them up. With several API servers
-vLLM has such a directory itself, and its own `/metrics` reads it. With one it has none: then the
-directory is ours, and a collector beside vLLM's metrics reads it. vLLM's own stay as they are.
+API servers and workers are separate processes, and vLLM has no message between them that a plugin
+could extend. Each process writes its values to files in one directory, in the format of
+prometheus_client's multiprocess mode, and the process that is scraped adds them up. With several
+API servers, vLLM has such a directory itself, and its own `/metrics` reads it. With a single one it
+has none; then this module makes a directory, and a collector beside vLLM's metrics reads it. The
+metrics of vLLM stay as they are.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _ON_MODEL_CONFIG = "anchorprune_metrics"
 
 
 def share_directory(model_config: Any) -> None:
-    """Choose the directory, in a process that is scraped; it travels with the model's config.
+    """Choose the directory, in a process that is scraped, and store it on the model's config.
 
-    On the config it is an attribute beside vLLM's fields: a field would be a part of the hashes
-    that compiled code is found by.
+    It is an attribute beside the fields of the config, because a field would become a part of the
+    hash by which vLLM finds compiled code.
     """
     directory = os.environ.get(_OF_VLLM) or _own_directory().name
     setattr(model_config, _ON_MODEL_CONFIG, directory)
 
 
 def directory_of(model_config: Any) -> Path | None:
-    """None: no metrics are wanted, or they are another machine's, from where none come here."""
+    """Return the directory, or None if no metrics are wanted or it is on another machine."""
     directory = getattr(model_config, _ON_MODEL_CONFIG, None)
     return Path(directory) if directory and Path(directory).is_dir() else None
 
@@ -54,7 +55,7 @@ def _own_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 class Series:
-    """The figures of one metric for one set of label values; they begin at 0."""
+    """The values of one metric for one set of label values, which start at 0."""
 
     def __init__(self, directory: Path, family: Family, *label_values: str) -> None:
         self._file = _file(directory, family.kind, os.getpid())
@@ -66,28 +67,28 @@ class Series:
             for limit in (*family.buckets, float("inf"))
             if family.kind == "histogram"
         ]
-        if family.kind == "gauge":  # shown only with a time
+        if family.kind == "gauge":  # a gauge is shown only if it has a time
             self.set(0)
         else:
             for key in (self._key, *self._bucket_keys):
                 self._file.add(key, 0)
 
     def add(self, amount: float = 1) -> None:
-        """To a counter."""
+        """Add an amount to a counter."""
         self._file.add(self._key, amount)
 
     def set(self, value: float) -> None:
-        """A gauge."""
+        """Set a gauge to a value."""
         self._file.set(self._key, value)
 
     def observe(self, value: float) -> None:
-        """In a histogram."""
+        """Record a value in a histogram."""
         self._file.add(self._bucket_keys[bisect_left(self._buckets, value)], 1)
         self._file.add(self._key, value)
 
 
 def _sample(family: Family) -> str:
-    """Which sample is written, besides buckets: a histogram's count is what they add up to."""
+    """Return the sample that is written besides buckets; their sum is a histogram's count."""
     return f"{family.name}_sum" if family.kind == "histogram" else family.samples[0]
 
 
@@ -96,9 +97,9 @@ def _key(family: Family, sample: str, labels: dict[str, str]) -> str:
 
 
 class _File:
-    """One process's figures of one kind: doubles by key, in memory that others see as a file.
+    """The values of one process and one kind of metric, in memory that is mapped to a file.
 
-    Figures are kept there alone, so that two engines in one process add to the same one.
+    They are stored nowhere else, so two engines in one process add to the same values.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,12 +113,15 @@ class _File:
 
     def set(self, key: str, value: float) -> None:
         with self._lock:
-            # Of several processes' gauges, the one with the latest time is shown.
+            # If several processes set a gauge, the value with the latest time is shown.
             self._figures.write_value(key, value, time.time())
 
 
 @cache
 def _file(directory: Path, kind: str, process: int) -> _File:
-    """A name that prometheus_client itself does not use, and that it reads the kind from."""
+    """Return the file of a process for one kind of metric.
+
+    prometheus_client reads the kind from the file's name, and uses no such names itself.
+    """
     mode = "gauge_mostrecent" if kind == "gauge" else kind
     return _File(directory / f"{mode}_anchorprune-{process}.db")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts that are made on a device, and read when they have come: the host never waits."""
+"""Counts that are computed on a device and read when they arrive, so that the host never waits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from anchorprune_vllm.selection.device import reads_are_free
 
 
 class LateCounts:
-    """How many elements of masks are true, in the order in which the masks were given."""
+    """Counts the true elements of masks, and returns counts in the order of the masks."""
 
     def __init__(self) -> None:
         self._coming: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
     def put(self, masks: Sequence[Tensor]) -> Iterator[int]:
-        """Take masks [K] of one device; give the counts of these and earlier ones that are there.
+        """Take masks [K] on one device, and yield all counts that have arrived by now.
 
-        On CUDA those of the latest call are there at the earliest in the next one.
+        On CUDA, the counts of a call arrive during a later call.
         """
         if masks:
             counts = torch.stack([mask.sum() for mask in masks])
@@ -34,9 +34,9 @@ class LateCounts:
 
 
 def _start_copy(counts: Tensor) -> tuple[torch.cuda.Event, Tensor] | None:
-    """What will tell that a copy is in the host's memory, and the copy.
+    """Start a copy to the host, and return the event that marks its end, and the copy.
 
-    None for devices other than CUDA's: nothing there tells it, so they are not counted.
+    Returns None for devices other than CUDA, which have no such event; nothing is counted there.
     """
     if not counts.is_cuda:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process knows that reads requests: tokens before and after, and fallbacks."""
+"""Metrics of the process that reads requests: tokens before and after pruning, and fallbacks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from anchorprune_vllm.metrics.files import Series, directory_of, share_directory
 
 
 def start_metrics(model_config: Any, modalities: Sequence[str]) -> None:
-    """In a process that is scraped, at start-up: all figures are there from then on, at 0."""
+    """Prepare metrics at start-up, in a process that is scraped; all values start at 0."""
     share_directory(model_config)
     for modality in modalities:
         request_metrics(model_config, modality)
 
 
 def request_metrics(model_config: Any, modality: str) -> RequestMetrics | None:
-    """None: no metrics are wanted."""
+    """Return the counters for a modality, or None if no metrics are wanted."""
     directory = directory_of(model_config)
     if directory is None:
         return None
@@ -28,7 +28,7 @@ def request_metrics(model_config: Any, modality: str) -> RequestMetrics | None:
 
 
 class RequestMetrics:
-    """Counts a model's images, or its videos."""
+    """Counts the images or the videos of requests to a model."""
 
     def __init__(self, directory: Path, model_name: str, modality: str) -> None:
         labels = (model_name, modality)
@@ -39,7 +39,7 @@ class RequestMetrics:
         self._no_query = Series(directory, FALLBACKS, *labels, "no_query")
 
     def count(self, before: int, after: int, *, lacks_query: bool) -> None:
-        """One item of a request: its tokens unpruned, and in the prompt."""
+        """Count one item of a request, with its tokens before and after pruning."""
         self._before.add(before)
         self._after.add(after)
         if after == before:

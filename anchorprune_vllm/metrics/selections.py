@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the worker knows: anchors, time of selection, and the feature cache."""
+"""Metrics of the worker: sizes of anchors, the time of selection, and the feature cache."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from anchorprune_vllm.metrics.stopwatch import Stopwatch
 
 
 def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics | None:
-    """Return what counts the selections of this worker.
+    """Return the counters for the selections of this worker.
 
-    None: no metrics are wanted, or another worker of this engine counts the same things.
+    Returns None if no metrics are wanted, or if another worker of this engine counts the same.
     """
     directory = directory_of(vllm_config.model_config)
     parallel = vllm_config.parallel_config
@@ -37,13 +37,13 @@ def selection_metrics(vllm_config: Any, config: PruneConfig) -> SelectionMetrics
     return SelectionMetrics(
         directory,
         vllm_config.model_config.served_model_name,
-        str(parallel.data_parallel_index),  # vLLM's own label: dense models have no other rank
+        str(parallel.data_parallel_index),  # as in vLLM's own label `engine`
         has_anchors=config.method == ANCHORPRUNE,
     )
 
 
 class Cache(Protocol):
-    """A cache that knows how full it is, and how large."""
+    """A cache that reports its used bytes and its capacity."""
 
     @property
     def used_bytes(self) -> int: ...
@@ -52,7 +52,7 @@ class Cache(Protocol):
 
 
 class SelectionMetrics:
-    """Counts what one engine selects."""
+    """Counts the selections of one engine."""
 
     def __init__(self, directory: Path, model_name: str, engine: str, *, has_anchors: bool) -> None:
         labels = (model_name, engine)
@@ -64,10 +64,10 @@ class SelectionMetrics:
         self._bytes = Series(directory, CACHE_BYTES, *labels)
         self._capacity = Series(directory, CACHE_CAPACITY, *labels)
         self._anchor_sizes = LateCounts()
-        self._told: tuple[float, int] = (0.0, 0)  # of the stopwatch
+        self._told: tuple[float, int] = (0.0, 0)  # the readings of the stopwatch counted so far
 
     def show_cache(self, cache: Cache) -> None:
-        """Show how full the cache is, and how large."""
+        """Set the gauges for the used bytes and the capacity of the cache."""
         self._bytes.set(cache.used_bytes)
         self._capacity.set(cache.capacity_bytes)
 
@@ -82,11 +82,11 @@ class SelectionMetrics:
         """Count one call.
 
         Args:
-            items: how many images or videos it had.
-            encoded: for how many of them the tower ran.
+            items: The number of images or videos of the call.
+            encoded: The number of those for which the tower ran.
             anchors: `is_anchor` [K] of each item with a question.
-            time: the seconds of signals and selection so far.
-            cache: the feature cache.
+            time: The total time of signals and selection.
+            cache: The feature cache.
         """
         self._hits.add(items - encoded)
         self._misses.add(encoded)

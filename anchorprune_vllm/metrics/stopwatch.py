@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time spent on a part of the work, added up. It never waits for a device."""
+"""A stopwatch for a part of the work that never waits for a device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 class Stopwatch:
-    """Adds up seconds and items.
+    """Adds up the seconds spent on a part of the work, and its items.
 
-    On CUDA it is the device's own time: events are put around the work, and read when the device
-    has come past them. Elsewhere it is the time that the host spends.
+    On CUDA it measures the time of the device: events are recorded around the work and read once
+    the device has passed them. Elsewhere it measures the time of the host.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class Stopwatch:
 
     @contextmanager
     def timing(self, items: int, device: torch.device) -> Iterator[None]:
-        """Work on so many items on a device; work that fails does not count."""
+        """Measure the work in this context, on `items` items; work that fails does not count."""
         stop = self._start(items, device)
         yield
         stop()
 
     def read(self) -> tuple[float, int]:
-        """Seconds and items of all work that is done."""
+        """Return the seconds and items of all finished work."""
         while self._running and self._running[0][1].query():
             start, end, items = self._running.popleft()
             self._add(start.elapsed_time(end) / 1000, items)
@@ -47,7 +47,7 @@ class Stopwatch:
         def stop() -> None:
             end.record()
             self._running.append((start, end, items))
-            self.read()  # so that those that are done do not pile up
+            self.read()  # finished measurements would otherwise accumulate
 
         return stop
 

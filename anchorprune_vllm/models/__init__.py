@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that can be pruned: one file per architecture, each a subclass of vLLM's own class.
+"""Models that can be pruned, each a subclass of vLLM's own class.
 
-vLLM finds them here, by the names of its architectures: `anchorprune_vllm.models:Llava…`. It then
-caches what it learns of a model until a file in this folder changes.
+vLLM loads them from here by the names of its architectures: `anchorprune_vllm.models:Llava…`. It
+caches what it learns about a model until a file in this folder changes.
 """
 
 from importlib import import_module
@@ -20,14 +20,14 @@ ARCHITECTURES = {
     "LlavaQwenForCausalLM": "anchorprune_vllm.models.llava.llava_video:PrunedLlavaVideo",
     "Qwen2_5_VLForConditionalGeneration": "anchorprune_vllm.models.qwen2_5_vl:PrunedQwen",
 }
-"""vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""
+"""Our classes as "module:class", by vLLM's architecture name; strings avoid early imports."""
 
 _vllms_own: dict[str, Any] = {}
-"""Architecture name -> vLLM's entry for it, of those that vLLM knows."""
+"""vLLM's own registry entries by architecture name, for those that vLLM knows."""
 
 
 def register_models() -> None:
-    """Put our models over vLLM's; safe to call again."""
+    """Register our models in place of vLLM's; safe to call again."""
     from vllm import ModelRegistry
 
     if not _vllms_own:
@@ -38,9 +38,9 @@ def register_models() -> None:
 
 
 def model_class(architecture: str) -> Any:
-    """Return the class of ours that serves one of `ARCHITECTURES`.
+    """Return our class for one of `ARCHITECTURES`.
 
-    Raises HookGone if vLLM lacks what even its unpruned form needs.
+    Raises HookGone if vLLM lacks something that even the unpruned model needs.
     """
     module, name = ARCHITECTURES[architecture].split(":")
     try:
@@ -52,13 +52,13 @@ def model_class(architecture: str) -> Any:
 
 
 def vllms_class(architecture: str) -> Any:
-    """Return vLLM's class for one of `ARCHITECTURES`; None if it has none."""
+    """Return vLLM's class for one of `ARCHITECTURES`, or None if it has none."""
     entry = _vllms_own.get(architecture)
     return None if entry is None else entry.load_model_cls()
 
 
 def __getattr__(name: str) -> Any:
-    """Return the class that vLLM loads for an architecture: ours, or its own if ours cannot be."""
+    """Return the class that vLLM loads for an architecture: ours, or vLLM's if ours fails."""
     if name not in ARCHITECTURES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -71,10 +71,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _unpruned(model: Any, reason: HookGone) -> Any:
-    """vLLM's own model, which refuses to be served with a budget."""
+    """Return a subclass of vLLM's own model that refuses to be served with a budget."""
 
     class Unpruned(model):
-        # vLLM looks at the signature to see how to call it.
+        # vLLM inspects the signature to see how to call it.
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
             if hasattr(vllm_config.model_config.hf_config, CONFIG_KEY):
                 raise reason

@@ -13,20 +13,21 @@ from anchorprune_vllm.plan import ItemPlan
 from anchorprune_vllm.worker.positions import CHANNELS, MediaPositions
 
 _EQUAL_CHANNELS = [1] * CHANNELS
-"""A section that no model with M-RoPE has."""
+"""An `mrope_section` that no model with M-RoPE has, so it marks those without."""
 
 
 def has_positions_in_channels(hf_config: Any) -> bool:
-    """Return whether `use_native_positions` has made a config that of a model with M-RoPE."""
+    """Return whether `use_native_positions` has made a config look like that of an M-RoPE model."""
     return getattr(hf_config, "mrope_section", None) == _EQUAL_CHANNELS
 
 
 class LinearPositionsModel(PrunedModel):
-    """Mixin: vLLM keeps positions in equal channels, and the language model gets one of them."""
+    """A mixin for 1-D positions: vLLM keeps equal channels, and the language model gets one."""
 
     @classmethod
     def use_native_positions(cls, hf_config: Any) -> None:
-        # On the whole model's config: the language model's own keeps ordinary rotary embeddings.
+        # Only the config of the whole model is changed: that of the language model keeps ordinary
+        # rotary embeddings.
         hf_config.mrope_section = [*_EQUAL_CHANNELS]
 
     def forward(
@@ -38,8 +39,8 @@ class LinearPositionsModel(PrunedModel):
         **kwargs: Any,
     ) -> Any:
         if self._native_positions:
-            # Behind the language model's last position there is none. In place: CUDA graphs of the
-            # language model read positions where they were captured, in vLLM's own buffer.
+            # There are no positions after the language model's last one. Clamping is in place,
+            # because CUDA graphs read positions from the buffer in which they were captured.
             positions = positions[0].clamp_(max=self._last_position())
         return super().forward(  # type: ignore[misc]
             input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
@@ -48,9 +49,9 @@ class LinearPositionsModel(PrunedModel):
     def linear_positions(
         self, plan: ItemPlan, unpruned_index: Callable[[], Tensor]
     ) -> MediaPositions | None:
-        """Native positions of an item; None: positions are compact.
+        """Return the native positions of an item, or None if positions are compact.
 
-        unpruned_index: gives [N], where its candidates stand among its unpruned tokens.
+        `unpruned_index` returns the indices [N] of its candidates among its unpruned tokens.
         """
         if not self._native_positions:
             return None
@@ -59,6 +60,9 @@ class LinearPositionsModel(PrunedModel):
         return MediaPositions.at(unpruned_index())
 
     def _last_position(self) -> int:
-        """Of the rotary embeddings; a scaled context is longer than the config's."""
+        """Return the last position of the rotary embeddings.
+
+        A context that is scaled at start-up is longer than the config says.
+        """
         text_config = self.config.get_text_config()  # type: ignore[attr-defined]
         return max(text_config.max_position_embeddings, self._max_model_len) - 1

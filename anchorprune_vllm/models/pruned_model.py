@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every pruned model adds to vLLM's own class, whatever its architecture.
 
-Without a budget in the HF config, model, processor and processing info are vLLM's.
+Without a budget in the HF config, the model, its processor and its processing info are vLLM's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from anchorprune_vllm.config import Positions, PruneConfig
 from anchorprune_vllm.media_tokens import EMBEDDED, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of, probe_item
 from anchorprune_vllm.metrics.selections import selection_metrics
-from anchorprune_vllm.models.tower_taps import SIGNALS
 from anchorprune_vllm.plan import ItemPlan, PlanFields, pop_plans, read_counts
 from anchorprune_vllm.signals.features import Relevance
 from anchorprune_vllm.vllm_patches import check_vllm
@@ -41,13 +40,17 @@ from anchorprune_vllm.worker.positions import (
     with_positions,
 )
 from anchorprune_vllm.worker.pruner import MediaBatch, VisualPruner
+from anchorprune_vllm.worker.tower_taps import SIGNALS
 from anchorprune_vllm.worker.warm_up import warm_up_without_profiling
 
 _Model = TypeVar("_Model", bound=type)
 
 
 def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[[_Model], _Model]:
-    """Decorate a model: these with a budget, and without one what its parent has from vLLM."""
+    """Return a decorator that gives a model a processor and processing info for pruning.
+
+    Without a budget in its config, the model keeps those that its parent has from vLLM.
+    """
 
     def decorate(model: _Model) -> _Model:
         plain = model._processor_factory  # type: ignore[attr-defined]
@@ -70,7 +73,7 @@ def prunes_with(processor: type[PruningProcessor], info: type[Any]) -> Callable[
 
 
 class UnprunedLimits:
-    """Mixin over a vLLM processing info: tells the largest item that a request may ask for."""
+    """A mixin over a vLLM processing info that reports the size of the largest unpruned item."""
 
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
@@ -83,23 +86,23 @@ class UnprunedLimits:
 
 
 class PrunedModel:
-    """Mixin: list it before the vLLM model that it extends.
+    """A mixin that prunes; list it before the vLLM model that it extends.
 
-    With native positions the model goes vLLM's way for M-RoPE models that prune (its interfaces
-    `SupportsMRoPE` and `SupportsMultiModalPruning`).
+    With native positions, the model uses vLLM's interfaces for M-RoPE models that prune
+    (`SupportsMRoPE` and `SupportsMultiModalPruning`).
     """
 
     modalities: tuple[str, ...] = ("image",)
     default_positions: Positions = "compact"
-    supports_mrope = True  # asked only where the config says that the model uses it
+    supports_mrope = True  # vLLM reads this only if the config says that the model uses M-RoPE
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         model_config = vllm_config.model_config
         config = PruneConfig.of_model(model_config.hf_config)
         native = config is not None and config.has_native_positions(self.default_positions)
         if native:
-            # By itself vLLM knows of its own pruning alone. Its layers ask this, as positions may
-            # go further than a pruned prompt is long; after loading, its runners do.
+            # vLLM only knows its own pruning. Its layers call this method while they are made,
+            # because positions may exceed the length of a pruned prompt; its runners call it later.
             model_config.multimodal_config.is_multimodal_pruning_enabled = _yes
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self._pruner: VisualPruner | None = None
@@ -107,16 +110,17 @@ class PrunedModel:
         self.needs: frozenset[Signal] = frozenset()
         if config is None:
             return
-        check_vllm(type(self), native=native)  # as at start-up, if vLLM let us look at it then
+        check_vllm(type(self), native=native)  # start-up may not have had the chance to check
         method = method_of(config)
         self.needs = method.needs
         self._budgets = {modality: config.budget_for(modality) for modality in self.modalities}
         if native:
             _check_speculation(vllm_config)
             self._native_positions = self.supports_multimodal_pruning = True
-            self.is_multimodal_pruning_enabled = False  # vLLM's own, which appends channels as well
-            self.get_model_state_cls = _native_positions_state  # asked by its second runner alone
+            self.is_multimodal_pruning_enabled = False  # vLLM's own pruning would append channels
+            self.get_model_state_cls = _native_positions_state  # only its second runner calls this
         self._media_token_ids = [*media_token_ids(model_config.hf_config, EMBEDDED).values()]
+        self.embedding_size = model_config.get_inputs_embeds_size()
         self._max_model_len = model_config.max_model_len
         self._max_encoder_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         limit = model_config.multimodal_config.get_limit_per_prompt
@@ -131,25 +135,30 @@ class PrunedModel:
                     vllm_config.device_config.device,
                 ),
                 max_encoder_tokens=self._max_encoder_tokens,
-                embedding_size=model_config.get_inputs_embeds_size(),
+                embedding_size=self.embedding_size,
                 metrics=selection_metrics(vllm_config, config),
                 embed_text=self.embed_text,
             )
-            # What compiles does so now, and not while a request waits: selection at once, in the
-            # state that torch has in a request, and the whole way as soon as there are weights.
+            # Everything is compiled before a request waits for it: selection now, in the state that
+            # torch has during a request, and the whole path as soon as there are weights.
             with torch.device("cpu"), set_default_torch_dtype(torch.float32):
                 method.select([probe_item(vllm_config.device_config.device)])
             warm_up_without_profiling(self._pruner, self.embed_multimodal, vllm_config)
 
     @classmethod
     def fits(cls, hf_config: Any) -> bool:
-        """Return whether this adapter is made for a checkpoint; if not, the general one prunes it,
-        where vLLM has the model itself."""
+        """Return whether this adapter is made for a checkpoint.
+
+        If not, the general adapter prunes it, provided that vLLM has the model itself.
+        """
         return True
 
     @classmethod
     def prepare(cls, model_config: Any) -> None:
-        """What the model needs at start-up, pruned or not; raises ValueError if it has it not."""
+        """Set up what the model needs at start-up, pruned or not.
+
+        Raises ValueError if the checkpoint cannot be served.
+        """
 
     @classmethod
     @abstractmethod
@@ -164,20 +173,20 @@ class PrunedModel:
     def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance | None:
         """Return what compares tokens with questions, and log that pruning is active.
 
-        None: the method compares nothing.
+        Returns None if the method does not compare them.
         """
 
     @abstractmethod
     def _cache_page(self) -> int:
-        """Tokens of a page of the feature cache: a small image."""
+        """Return the tokens per page of the feature cache, about those of a small image."""
 
     @abstractmethod
     def _row_widths(self) -> dict[str, int]:
-        """Return the sizes of the rows that the feature cache keeps, by `MediaFeatures` field."""
+        """Return the width of each `MediaFeatures` field that the feature cache stores."""
 
     @abstractmethod
     def _key_shape(self) -> tuple[int, int]:
-        """Return the heads of the vision tower's attention, and the size of a head."""
+        """Return the number of heads of the vision tower's attention, and the size of a head."""
 
     def _feature_layout(self, dtype: torch.dtype) -> Layout:
         layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -192,32 +201,32 @@ class PrunedModel:
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
     ) -> MediaBatch:
-        """One call's items of a modality, as the pruner asks for them."""
+        """Return the items of one call, in the form that the pruner expects."""
 
     def embed_text(self, ids: Tensor) -> Tensor:
-        """The language model's embeddings [M, H] of tokens [M]."""
+        """Return the language model's embeddings [M, H] of tokens [M]."""
         model: Any = self
         return model.get_language_model().embed_input_ids(ids)
 
     def _span(self, feature: MultiModalFeatureSpec) -> MediaSpan:
-        """An item of a request in its prompt."""
+        """Return the place of an item in its prompt."""
         place = feature.mm_position
         return MediaSpan(place.offset, place.length, self._extent(feature))
 
     def _extent(self, feature: MultiModalFeatureSpec) -> int:
-        """Positions that an item of a request takes unpruned."""
+        """Return the number of positions that an item takes unpruned."""
         counts = feature.data.get(PlanFields.of(feature.modality).counts)
         if counts is None:  # the client's own embeddings
             return feature.mm_position.length
         return read_counts(counts.data)[1].unpruned
 
     def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
-        """Of items that the pruner has not seen."""
+        """Return the positions of items that the pruner has not seen."""
         return [MediaPositions.in_line(len(rows)) for rows in embeddings]
 
     def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
         if self._pruner is not None:
-            for modality in self.modalities:  # vLLM batches items of one modality at a time
+            for modality in self.modalities:  # a call has items of one modality
                 plans = pop_plans(modality, kwargs)
                 if plans is not None:
                     media = self._media(modality, kwargs, plans)
@@ -225,7 +234,7 @@ class PrunedModel:
                         return self._pruner.warm_up(media, plans, self._budgets[modality])
                     return self._pruner.embed(media, plans)
         embeddings = super().embed_multimodal(**kwargs)  # type: ignore[misc]
-        if self._native_positions:  # the client's own embeddings, or vLLM's way
+        if self._native_positions:  # these are the client's own embeddings, or vLLM's path
             positions = self._given_positions(embeddings, **kwargs)
             return [with_positions(*item) for item in zip(embeddings, positions, strict=True)]
         return embeddings
@@ -235,7 +244,7 @@ class PrunedModel:
         return super().load_weights(weights)  # type: ignore[misc]
 
     def reset_encoder_cache(self) -> None:
-        """Forget all media; vLLM's runners call this when they empty their own encoder cache."""
+        """Drop all cached media; vLLM's runners call this when they empty their encoder cache."""
         if self._pruner is not None:
             self._pruner.forget_media()
 
@@ -246,7 +255,7 @@ class PrunedModel:
             return super().get_mrope_input_positions(input_tokens, mm_features)  # type: ignore[misc]
         spans = [self._span(item) for item in mm_features]
         positions, delta = prompt_positions(len(input_tokens), spans)
-        # A prompt that fills the context has no answer, and vLLM no room for the position of one.
+        # vLLM has no room for the answer's position if the prompt fills the whole context.
         return positions[:, : self._max_model_len], delta
 
     def recompute_mrope_positions(
@@ -260,10 +269,10 @@ class PrunedModel:
             return super().recompute_mrope_positions(  # type: ignore[misc]
                 input_ids, multimodal_embeddings, mrope_positions, num_computed_tokens
             )
-        # vLLM's second runner has all on the device; it keeps the prompt's delta (model_state.py).
+        # vLLM's second runner has everything on the device, and `model_state.py` keeps its deltas.
         keeps_delta = isinstance(input_ids, Tensor)
-        # One wait for each request with media in a step: the first runner has positions on the
-        # host, and those of kept tokens come from the device.
+        # The first runner waits once for each request with media in a step: it has positions on
+        # the host, while those of kept tokens come from the device.
         with nullcontext() if keeps_delta else gpu_sync_allowed():
             rows = place_media(
                 input_ids,
@@ -277,14 +286,14 @@ class PrunedModel:
 
 
 def _check_speculation(vllm_config: VllmConfig) -> None:
-    """Refuse what the first model runner alone cannot do.
+    """Raise ValueError for speculative decoding that vLLM's first model runner cannot do.
 
-    Only now is it known which runner vLLM takes, and how it schedules. The first one corrects
-    positions on the device once it knows which drafts were right, and for pruned models it then
-    overwrites them with uncorrected ones.
+    Which runner vLLM uses, and how it schedules, is not known earlier than this. The first runner
+    corrects positions on the device once it knows which drafts were right, but for pruned models it
+    then overwrites them with uncorrected ones.
     """
     is_asynchronous = vllm_config.scheduler_config.async_scheduling
-    # A vLLM without this property has one runner left, the second.
+    # A vLLM without this property has only the second runner left.
     if getattr(vllm_config, "use_v2_model_runner", True) or not is_asynchronous:
         return
     if vllm_config.speculative_config is not None:
@@ -300,7 +309,7 @@ def _yes() -> bool:
 
 
 def _native_positions_state() -> type[Any]:
-    # Only here: the first runner needs nothing of the second's.
+    # Imported here, because the first runner needs nothing of the second.
     from anchorprune_vllm.worker.model_state import NativePositionsState
 
     return NativePositionsState

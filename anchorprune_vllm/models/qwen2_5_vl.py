@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2.5-VL as the general adapter makes it, for vLLM to find by name, with a budget or not."""
+"""Qwen2.5-VL on the general adapter, for vLLM to find by name, with or without a budget."""
 
 from __future__ import annotations
 

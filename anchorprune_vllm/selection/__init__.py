@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which visual tokens to keep. Needs torch and nothing of vLLM.
+"""Select which visual tokens to keep; needs torch and nothing of vLLM.
 
-`anchorprune.py` is the method as in the paper; start there.
+Start with `anchorprune.py`, which is the method as in the paper.
 """
 
 from anchorprune_vllm.anchor_params import AnchorParams

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AnchorPrune for one item or many: the public functions, each by the form for where the items are.
+"""The public functions of AnchorPrune, for one item or many, on any device.
 
-An item gives the same tokens alone and in any batch. On a CPU all arithmetic is exact
-(`exact_cosine.py`). On a device it is float32, and the host waits for nothing.
+An item keeps the same tokens alone and in any batch. On a CPU, all arithmetic is exact
+(`exact_cosine.py`). On a device it is float32, and the host never waits.
 """
 
 from __future__ import annotations
@@ -40,29 +40,32 @@ def anchor_prune(
     """Select the tokens of one image or video.
 
     Args:
-        relevance: [N], larger is more relevant to the query. None (no query): no anchor, the
-            expansion starts from the most important token.
-        features: [N, D1], the space in which Stage 1 measures novelty.
-        importance: [N], how much a token matters whatever the query; not negative.
-        budget: K, the number of tokens to keep; N and more keep all.
-        context_features: [N, D2], the space in which Stage 2 measures novelty; default: `features`.
-        units: [N] int, non-decreasing: the unit (crop, frame) of each token; default: one unit.
-            The host reads it: give it as a CPU tensor, a device tensor costs a synchronisation.
-        min_anchor: K_min of every unit; default: the paper's schedule.
-        tau: the cosine distance above which a token counts as novel.
-        patience: the number of novel tokens at which the anchor of a unit ends.
+        relevance: The relevance to the query, [N]; larger is more relevant. None means that there
+            is no query and no anchor, and Stage 2 starts from the most important token.
+        features: The features [N, D1] with which Stage 1 measures novelty.
+        importance: How much each token matters whatever the query is, [N]; not negative.
+        budget: K, the number of tokens to keep; all are kept if it is N or more.
+        context_features: The features [N, D2] with which Stage 2 measures novelty; by default,
+            `features`.
+        units: The unit (crop, frame) of each token, [N] integers that do not decrease; by default,
+            there is one unit. Give a CPU tensor: the host reads it, and a device tensor costs a
+            synchronisation.
+        min_anchor: K_min of every unit; by default, the paper's schedule.
+        tau: The cosine distance above which a token counts as novel.
+        patience: The number of novel tokens at which the anchor of a unit ends.
         max_anchor_ratio: K_max of a unit as a share of its budget.
-        stage2: how Stage 2 scores a token, `importance` or one of the paper's ablations. Those with
-            relevance scale it to 0..1 over the item; without a query they are novelty alone.
-        order: `native`, or `selection`: the anchor by falling relevance, then the rest as chosen.
+        stage2: How Stage 2 scores a token, `importance` or one of the paper's ablations. Those that
+            use relevance scale it to 0..1 over the item; without a query, only novelty counts.
+        order: `native`, or `selection`, in which the anchor comes first, by descending relevance,
+            and then the rest as it was chosen.
 
     Returns:
         The K tokens, and which of them are the anchor.
 
     Raises:
-        ValueError: an argument is not as described here or, for CPU tensors, not finite or (of
-            importance) negative. Device tensors are not searched for that, as the host would have
-            to wait for the answer.
+        ValueError: If an argument is not as described here or, for CPU tensors, has values that
+            are not finite or (importance) negative. The values of device tensors are not checked,
+            because the host would have to wait for them.
     """
     item = Candidates(relevance, features, importance, budget, context_features, units)
     validate(item)
@@ -93,10 +96,10 @@ def anchor_prune_batch(items: Sequence[Candidates], **params: Any) -> list[KeptT
 
 @torch.no_grad()
 def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
-    """Do what `anchor_prune_batch` does, for callers that made the items themselves.
+    """Do what `anchor_prune_batch` does, without checking the items.
 
-    Nothing is checked: numbers that are not finite give some K distinct tokens, never an error, and
-    an importance below 0 counts as 0.
+    Numbers that are not finite lead to some K distinct tokens, never to an error, and an importance
+    below 0 counts as 0.
     """
     if not items:
         return []
@@ -107,14 +110,14 @@ def select_batch(items: Sequence[Candidates], params: AnchorParams) -> list[Kept
     return [select(item, params) for item in items]
 
 
-@torch.no_grad()  # the caller's is of its own thread
+@torch.no_grad()  # that of the caller applies only to its own thread
 def _select_on_host(params: AnchorParams, item: Candidates) -> KeptTokens:
-    """Select the tokens of an item on one thread, so that it stays in that core's cache."""
+    """Select the tokens of an item on one thread, so that it stays in the cache of one core."""
     return select(item, params, host_expansion())
 
 
 def _select_by_triton(items: Sequence[Candidates], params: AnchorParams) -> list[KeptTokens]:
-    """Select the tokens of all items at once, one item behind the other."""
+    """Select the tokens of all items at once with the Triton kernels."""
     from anchorprune_vllm.selection.kernels import gpu, gpu_anchor
 
     asked = [(item, item.relevance) for item in items if item.relevance is not None]
@@ -150,13 +153,13 @@ def _select_by_triton(items: Sequence[Candidates], params: AnchorParams) -> list
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors one behind the other; a single one as it is."""
+    """Return the tensors concatenated, or a single one as it is."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _joined_score(items: Sequence[Candidates], stage2: Stage2) -> Score:
-    """Return how the tokens of all items score, [T]."""
-    if stage2 == "importance":  # in few kernels, however many items there are
+    """Return the score of the tokens of all items, [T]."""
+    if stage2 == "importance":  # this takes few kernels, however many items there are
         return score_by_importance(_joined([item.importance for item in items]))
     scores = [score_of(item, stage2) for item in items]
     return Score(_joined([score.weight for score in scores]), scores[0].adds)

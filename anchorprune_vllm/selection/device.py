@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host may do: ask a device without waiting for it, and use all of its own cores."""
+"""Helpers for the host: move data without waiting for a device, and use all CPU cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 def in_parallel(function: Callable[..., _Result], *arguments: Sequence[Any]) -> list[_Result]:
-    """`map`, on as many threads as torch has; for functions that let go of the interpreter."""
+    """Map a function that releases the GIL over arguments, on as many threads as torch has."""
     if len(arguments[0]) == 1 or torch.get_num_threads() == 1:
         return list(map(function, *arguments))
     return list(_threads(torch.get_num_threads()).map(function, *arguments))
@@ -32,7 +32,8 @@ def _threads(count: int) -> ThreadPoolExecutor:
 def _use_all_cores() -> None:
     """Let a thread run on the cores of all threads of this process.
 
-    vLLM binds a CPU worker's threads to a core each, and the main thread hands on its own.
+    vLLM binds each thread of a CPU worker to one core, and new threads inherit the binding of the
+    main thread.
     """
     if _TASKS.exists():
         tasks = [int(task.name) for task in _TASKS.iterdir()]
@@ -40,19 +41,19 @@ def _use_all_cores() -> None:
 
 
 def reads_are_free(tensor: Tensor) -> bool:
-    """Whether the host may read values: on a CPU they are there, on a device it would wait."""
+    """Return whether the host can read values without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
 def to_device(
     numbers: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: torch.device
 ) -> Tensor:
-    """Return numbers on a device without waiting for it; those that are there stay as they are."""
+    """Return numbers as a tensor on a device, without waiting for it; no copy if it is there."""
     if isinstance(numbers, Tensor) and not reads_are_free(numbers):
         return numbers.to(device)
-    # vLLM loads models with the device as torch's default: "cpu" has to be said.
+    # While vLLM loads a model, torch's default is the device, so "cpu" has to be given.
     staged = torch.as_tensor(numbers, device="cpu")
     if device.type == "cuda":
-        # A copy from pageable memory waits, and a view that repeats elements cannot be pinned.
+        # A copy from pageable memory would wait, and an expanded view cannot be pinned.
         staged = staged.contiguous().pin_memory()
     return staged.to(device, non_blocking=True)

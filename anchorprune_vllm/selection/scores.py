@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Stage 2 scores tokens by: importance times novelty, or one of the paper's ablations."""
+"""The scores of Stage 2: importance times novelty, or one of the paper's ablations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from anchorprune_vllm.selection.types import Candidates
 
 
 class Score(NamedTuple):
-    """How tokens score, given how novel they are: weight times novelty, or their sum."""
+    """A score of tokens that depends on their novelty: weight times novelty, or their sum."""
 
-    weight: Tensor  # [N] in the working dtype: finite, not negative, and finite when doubled
+    weight: Tensor  # [N] in the working dtype; not negative, and finite even when doubled
     adds: bool = False
 
     def of(self, novelty: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ class Score(NamedTuple):
 
 
 def score_of(item: Candidates, stage2: Stage2) -> Score:
-    """Return how the tokens of an item score in one of the forms of Stage 2."""
+    """Return the score of an item's tokens for one of the forms of Stage 2."""
     if stage2 == "importance":
         return score_by_importance(item.importance)
     ones = torch.ones_like(item.importance, dtype=working_dtype(item.importance.device))
@@ -36,14 +36,14 @@ def score_of(item: Candidates, stage2: Stage2) -> Score:
 
 
 def score_by_importance(importance: Tensor) -> Score:
-    """Return the paper's score; an importance that is negative or no number counts as 0."""
+    """Return the paper's score; importance that is negative or NaN counts as 0."""
     dtype = working_dtype(importance.device)
-    largest = torch.finfo(dtype).max / 4  # beyond it, a score would overflow
+    largest = torch.finfo(dtype).max / 4  # a score of a larger weight would overflow
     return Score(importance.to(dtype).nan_to_num(nan=0.0).clamp(0, largest))
 
 
 def scaled(scores: Tensor) -> Tensor:
-    """Stretch scores [N] to 0..1, in the working dtype; all 1 if all are equal or not finite."""
+    """Scale scores [N] to 0..1 in the working dtype; all are 1 if they are equal or not finite."""
     scores = scores.to(working_dtype(scores.device))
     low, high = scores.aminmax()
     return ((scores - low) / (high - low)).nan_to_num(nan=1.0).clamp(0, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selection is given and gives back, and the words with which it refuses a wrong thing."""
+"""The input and output of selection, and the checks of its input."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from anchorprune_vllm.selection.device import reads_are_free
 class Candidates(NamedTuple):
     """The tokens of one image or video, with the signals that decide between them.
 
-    Tensors of any float dtype on one device. `units` is metadata and read by the host: give it as a
-    CPU tensor, a device tensor costs a synchronisation.
+    Tensors may have any float dtype and must be on one device. The host reads `units`, so give it
+    as a CPU tensor: a device tensor costs a synchronisation.
 
-    A method that does not need `features` gets the tower's rows in their place, and one that does
-    not need `importance` an empty tensor. From `projected` on, there is what some of the other
-    methods need: a tensor is None for all that do not ask for it.
+    A method that does not need `features` gets the tower's rows in their place, and a method that
+    does not need `importance` gets an empty tensor. `projected`, `keys` and `object_attention` are
+    None for methods that do not ask for them.
     """
 
-    relevance: Tensor | None  # [N], larger is more relevant; None: no query, no anchor
+    relevance: Tensor | None  # [N], larger is more relevant; None without a query: no anchor
     features: Tensor  # [N, D1], for novelty in Stage 1
     importance: Tensor  # [N], not negative
-    budget: int  # K; N and more keep all
+    budget: int  # K; all tokens are kept if it is N or more
     context_features: Tensor | None = None  # [N, D2], for novelty in Stage 2; default: features
     units: Tensor | None = None  # [N] int, non-decreasing: unit of each token; default: one unit
-    projected: Tensor | None = None  # [N, H], as the language model would get them
-    keys: Tensor | None = None  # [N, heads, head size] of the tower's attention
-    object_attention: Tensor | None = None  # [N], received in a middle layer of the tower
+    projected: Tensor | None = None  # [N, H], the rows that the language model would get
+    keys: Tensor | None = None  # [N, heads, head size], from the tower's attention
+    object_attention: Tensor | None = None  # [N], attention received in a middle layer
     grids: Sequence[tuple[int, int]] = ()  # rows and columns of each unit
-    seed: int = 0  # of this media, the same whenever it is seen
+    seed: int = 0  # a number that belongs to this media, always the same
 
     @property
     def kept(self) -> int:
-        """K: the budget, or all tokens if there are fewer."""
+        """Return K, which is the budget, or the number of tokens if that is smaller."""
         return min(self.budget, len(self.features))
 
     @property
     def context(self) -> Tensor:
-        """The features of Stage 2, [N, D2]."""
+        """Return the features for Stage 2, [N, D2]."""
         return self.features if self.context_features is None else self.context_features
 
 
 class KeptTokens(NamedTuple):
     """The tokens kept of one item, in the order in which the language model gets them.
 
-    AnchorPrune keeps tokens as they are, in native order. Methods that merge give `weights`: a row
-    is then a sum of tokens, and stands where the token of its index stood.
+    AnchorPrune keeps tokens unchanged, in native order. Methods that merge tokens give `weights`: a
+    row is then a weighted sum of tokens, at the position of the token with its index.
     """
 
     indices: Tensor  # [K] int64, distinct
     is_anchor: Tensor  # [K] bool: which of them are the protected anchor
-    weights: Tensor | None = None  # [K, N]; None: each row is the token of its index
+    weights: Tensor | None = None  # [K, N]; None if each row is the token with its index
 
     def rows_of(self, tokens: Tensor) -> Tensor:
-        """[K, D] of an item's tokens [N, D]."""
+        """Return the kept rows [K, D] of an item's tokens [N, D]."""
         if self.weights is None:
             return tokens[self.indices]
         return (self.weights.float() @ tokens.float()).to(tokens.dtype)
 
 
 def validate(item: Candidates, where: str = "") -> None:
-    """Refuse what is not as `anchor_prune` describes it, in words."""
+    """Raise ValueError for an item that is not as `anchor_prune` describes it."""
     for problem in _problems(item):
         raise ValueError(where + problem)
 
@@ -103,7 +103,7 @@ def _problems(item: Candidates) -> Iterator[str]:
         if reads_are_free(tensor) and not bool(tensor.isfinite().all()):
             yield f"{name} has values that are NaN or infinite; give finite ones."
         if name == "importance" and reads_are_free(tensor) and bool((tensor < 0).any()):
-            yield f"importance has values below 0, as {float(tensor.min()):g}; give 0 or more."
+            yield f"importance has values below 0, such as {float(tensor.min()):g}; give 0 or more."
     if not _is_count(item.budget):
         yield f"budget is {item.budget!r}; give a whole number of tokens, 1 or more."
     if item.units is not None:

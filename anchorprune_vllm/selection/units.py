@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of an item (image, crops, frames), and how large the anchor of each may be."""
+"""The units of an item (image, crops, frames), and the bounds on the size of each one's anchor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from anchorprune_vllm.selection.types import Candidates
 
 
 class Unit(NamedTuple):
-    """A unit that has an anchor: where its tokens are, and the bounds of the anchor's size."""
+    """A unit that has an anchor: the range of its tokens, and the bounds on the anchor's size."""
 
-    start: int  # its first token, within its item
+    start: int  # the index of its first token in the item
     size: int
     minimum: int  # K_min, at least 1
     maximum: int  # K_max, from `minimum` to `size`
 
     @property
     def tokens(self) -> slice:
-        """Its tokens, among those of the item."""
+        """Return the range of the unit's tokens in its item."""
         return slice(self.start, self.start + self.size)
 
 

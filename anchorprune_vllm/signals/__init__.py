@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relevance, importance and features of visual tokens. Torch and transformers only: no vLLM."""
+"""Relevance, importance and features of visual tokens; needs torch and transformers, not vLLM."""

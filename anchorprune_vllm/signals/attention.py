@@ -11,19 +11,19 @@ from torch import Tensor
 
 from anchorprune_vllm.selection.kernels import runs_triton
 
-# Of the attention matrix at a time: as much as stays in a cache, but enough rows to be worth the
-# reading of all keys for them. 1 KiB per token, less than a tower's own activations.
+# The part of the attention matrix computed at a time: as much as fits in a cache, but enough rows
+# to be worth reading all keys. This is 1 KiB per token, less than a tower's own activations.
 _BLOCK_NUMBERS = 2**20
 _FEWEST_ROWS = 128
 
 
 def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> Tensor:
-    """Attention of the first token ([CLS]) to every token, summed over heads.
+    """Return the attention of the first token ([CLS]) to every token, summed over heads.
 
-    query, key: [B, T, num_heads * head_size]; returns float32 [B, T].
+    Query and key are [B, T, num_heads * head_size]; the result is float32 [B, T].
     """
-    # One row per head, [B, T, H] instead of [B, H, T, T]. A head's query, with zeros for the
-    # channels of the others, is multiplied with keys as they lie there; by head, they are copied.
+    # Only one row per head is computed, [B, T, H] instead of [B, H, T, T]. The query of each head
+    # has zeros in the channels of other heads, so that keys need not be copied head by head.
     cls_query = query[:, 0].unflatten(1, (num_heads, -1))
     by_head = torch.diag_embed(cls_query.mT, dim1=1, dim2=3).flatten(1, 2)  # [B, H * head_size, H]
     logits = torch.bmm(key.float(), by_head.float()) * scale
@@ -31,9 +31,10 @@ def cls_attention(query: Tensor, key: Tensor, num_heads: int, scale: float) -> T
 
 
 def class_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
-    """`cls_attention` of segments of one length that lie one behind the other.
+    """Return the `cls_attention` of consecutive segments of equal length.
 
-    query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
+    Query and key are [T, heads, head_size], the lengths of segments add up to T, and the result is
+    float32 [T].
     """
     by_segment = (len(segments), segments[0], -1)
     return cls_attention(
@@ -42,17 +43,17 @@ def class_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: 
 
 
 def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
-    """How much attention each token gets from an average token of its segment, summed over heads.
+    """Return the attention each token receives from an average token, summed over heads.
 
-    Tokens attend within segments, which lie one behind the other. Memory grows with the number of
-    tokens.
+    Tokens attend within consecutive segments. Memory grows linearly with the number of tokens.
 
-    query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
+    Query and key are [T, heads, head_size], the lengths of segments add up to T, and the result is
+    float32 [T].
     """
     if sum(segments) != len(query) or min(segments, default=0) < 1:
         raise ValueError(
             f"segments {list(segments)} do not make up {len(query)} tokens: give their lengths, "
-            f"at least 1 each, one behind the other"
+            f"at least 1 each, in order"
         )
     if not runs_triton(query.device):
         return received_in_blocks(query, key, segments, scale)
@@ -62,9 +63,9 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
         return gpu.received_attention(query, key, segments, scale)
 
 
-@torch.no_grad()  # results go into memory that is used again
+@torch.no_grad()  # results are written to memory that is reused
 def received_in_blocks(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
-    """`received_attention` in torch: some rows of the attention matrix at a time, added up."""
+    """Compute `received_attention` in torch, some rows of the attention matrix at a time."""
     most = max(_BLOCK_NUMBERS, _FEWEST_ROWS * max(segments))
     memory = query.new_empty(2, most, dtype=torch.float32)
     received = []

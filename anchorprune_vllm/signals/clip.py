@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relevance in CLIP space.
 
-Two small pieces of the paired checkpoint put a patch there: `post_layernorm`, which a LLaVA's own
-checkpoint never trains and vLLM drops, and `visual_projection`.
+Two small modules of the paired checkpoint put a patch into this space: `post_layernorm`, which the
+checkpoint of a LLaVA never trains and vLLM drops, and `visual_projection`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastiveP
 
 
 class ClipQueryTokenizer:
-    """Query words to segments that fit the text tower, each with its own start and end token."""
+    """Tokenizes queries into segments that fit the text tower, each with a start and end token."""
 
     def __init__(self, text_encoder: str) -> None:
-        # The user's words are words, even "<|endoftext|>".
+        # Whatever the user writes is ordinary text, even "<|endoftext|>".
         self._tokenizer = AutoTokenizer.from_pretrained(text_encoder, split_special_tokens=True)
         text_config = AutoConfig.from_pretrained(text_encoder).text_config
-        # Without its files transformers makes up an empty tokenizer.
+        # If the files are missing, transformers makes up an empty tokenizer.
         if len(self._tokenizer) != text_config.vocab_size:
             raise ValueError(
                 f"{len(self._tokenizer)} tokens for a vocabulary of {text_config.vocab_size}"
@@ -29,12 +29,12 @@ class ClipQueryTokenizer:
         self._words_per_segment = text_config.max_position_embeddings - 2
 
     def __call__(self, query: str) -> Tensor:
-        """Token ids [segments, length], short segments filled up with end tokens.
+        """Return token ids [segments, length], with short segments padded with end tokens.
 
-        The tower is causal and is read at the first end token, so the filling changes nothing.
+        The tower is causal and is read at the first end token, so the padding changes nothing.
         """
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
-        # Not verbose: a query longer than the tower's context is no mistake here.
+        # A query longer than the tower's context is allowed here, so there is no warning about it.
         words = self._tokenizer(query, add_special_tokens=False, verbose=False).input_ids
         length = min(len(words), self._words_per_segment)
         segments = [words[i : i + length] for i in range(0, len(words), length or 1)]
@@ -43,12 +43,12 @@ class ClipQueryTokenizer:
 
 
 class ClipPair(ContrastivePair):
-    """The half of a CLIP checkpoint that the model lacks."""
+    """The parts of a CLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
         with torch.device("cpu"):
             clip = CLIPModel.from_pretrained(text_encoder, dtype=dtype).eval()
-        # Moved piece by piece: CLIP's own vision tower never reaches the device.
+        # Only the needed parts are moved: CLIP's own vision tower never reaches the device.
         self._text_model = clip.text_model.to(device)
         self._text_projection = clip.text_projection.to(device)
         self._post_layernorm = clip.vision_model.post_layernorm.to(device)

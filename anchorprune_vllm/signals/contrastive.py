@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose vision tower is one half of a pair (CLIP, SigLIP): the other half, found and used.
+"""Find and use the text tower that a model's vision tower was trained with (CLIP or SigLIP).
 
-The tower is already in the model. The paired checkpoint brings the text tower, and what puts a
-patch into the space that both share.
+The vision tower is already in the model. The paired checkpoint provides the text tower, and the
+layers that put a patch into the space that both towers share.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _SEGMENTS_PER_CALL = 64
 
 @dataclass(frozen=True)
 class ContrastiveFamily:
-    """A kind of pair, and which checkpoint belongs to which vision tower."""
+    """A kind of pair, such as CLIP, with the checkpoints of known vision towers."""
 
     name: str
     model_type: str
     sizes: tuple[str, ...]
-    """By these a tower is told apart: a model's config does not name the pair it was built on."""
+    """The config fields that identify a tower; a model's config does not name its pair."""
     known: Mapping[tuple[int, ...], str]
+    """The published checkpoints, by the values of these fields."""
     query_tokenizer: Callable[[str], Callable[[str], Tensor]]
-    """Checkpoint to what turns query words into [segments, length] token ids."""
+    """Makes, for a checkpoint, a function from a query to token ids [segments, length]."""
     load: Callable[[str, torch.dtype, torch.device], ContrastivePair]
-    """Checkpoint to the half that the model lacks."""
+    """Loads from a checkpoint the parts that the model lacks."""
 
     def find(self, vision_config: Any, given: str | None) -> str:
-        """Return the checkpoint paired with a vision tower: the one given, or the published one.
+        """Return the checkpoint paired with a vision tower: the given one, or the published one.
 
-        Raises ValueError when no checkpoint is known, it cannot be read, or its tower is another
-        one.
+        Raises ValueError if no checkpoint is known, if it cannot be read, or if its vision tower
+        is a different one.
         """
         sizes = self._sizes_of(vision_config)
         text_encoder = given or self.known.get(tuple(sizes.values()))
@@ -67,18 +68,20 @@ class ContrastiveFamily:
             raise ValueError(
                 f"anchorprune: the text encoder {text_encoder!r} is a {config.model_type!r} model, "
                 f"but this vision tower needs a full {self.name} checkpoint "
-                f"(model_type {self.model_type!r})"
+                f"(model_type {self.model_type!r}); give one with --anchorprune-text-encoder"
             )
         paired = self._sizes_of(config.vision_config)
         if paired != sizes:
             raise ValueError(
                 f"anchorprune: the text encoder {text_encoder!r} does not fit the vision tower: it "
-                f"is paired with a tower of {_written(paired)}, the model has {_written(sizes)}"
+                f"is paired with a tower of {_written(paired)}, the model has {_written(sizes)}; "
+                f"give --anchorprune-text-encoder the {self.name} checkpoint that the vision tower "
+                "comes from"
             )
         return text_encoder
 
     def check_files(self, text_encoder: str) -> None:
-        """Raise ValueError if a text encoder has no tokenizer or, on this disk, no weights."""
+        """Raise ValueError if a text encoder has no tokenizer or, if it is local, no weights."""
         remedy = f"give --anchorprune-text-encoder a complete {self.name} checkpoint"
         try:
             self.query_tokenizer(text_encoder)
@@ -102,7 +105,7 @@ def _written(sizes: dict[str, int]) -> str:
 
 
 class ContrastivePair(ABC):
-    """The half of a pair that the model lacks, on the model's device, in its dtype."""
+    """The parts of a pair that the model lacks, on the model's device and in its dtype."""
 
     def __init__(self, parts: Sequence[nn.Module], device: torch.device) -> None:
         self._parts = parts
@@ -110,7 +113,7 @@ class ContrastivePair(ABC):
         self._queries: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def tensors(self) -> list[Tensor]:
-        """Everything that is on the device."""
+        """Return all parameters and buffers that are on the device."""
         return [
             tensor.detach()
             for part in self._parts
@@ -120,21 +123,21 @@ class ContrastivePair(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """P, the size of the shared space."""
+        """Return P, the size of the shared space."""
 
     @abstractmethod
     def embed_patches(self, hidden: Tensor) -> Tensor:
-        """Patches in the shared space: [..., D] to [..., P]."""
+        """Embed patches [..., D] in the shared space as [..., P]."""
 
     @abstractmethod
     def _embed_segments(self, ids: Tensor) -> Tensor:
-        """Segments [M, L] of queries in the shared space: [M, P]."""
+        """Embed segments [M, L] of queries in the shared space as [M, P]."""
 
     def embed_queries(self, queries: Sequence[Tensor]) -> list[Tensor]:
-        """For each query's segments [M, L], the mean of their normalised embeddings: float32 [P].
+        """Return, for each query [M, L], the mean of its normalised segment embeddings: [P].
 
-        That mean is all the method needs: averaging a patch's similarity over segments is its
-        similarity to the mean. All queries not seen lately are encoded together.
+        The means are float32, and are all that the method needs: a patch's similarity to the mean
+        is its average similarity to the segments. Queries that are not cached are encoded together.
         """
         keys = [ids.numpy().tobytes() for ids in queries]
         asked = dict(zip(keys, queries, strict=True))
@@ -151,7 +154,7 @@ class ContrastivePair(ABC):
 
     def _encode(self, queries: Sequence[Tensor]) -> list[Tensor]:
         longest = max(ids.shape[1] for ids in queries)
-        # The last token of a segment is one to fill up with: repeating it makes all as long.
+        # The last token of a segment may be used as padding, so it is repeated.
         filled = torch.cat(
             [torch.cat([ids, ids[:, -1:].expand(-1, longest - ids.shape[1])], 1) for ids in queries]
         )
@@ -166,8 +169,8 @@ class ContrastivePair(ABC):
 class ContrastiveRelevance:
     """Relevance by similarity with the question as a whole, in the space that a pair shares.
 
-    The paper negates the similarity, as the raw one favours the background (Stage 1); the raw one
-    is there to be compared with.
+    The paper negates the similarity, because the raw one favours the background (Stage 1). The raw
+    similarity is available for comparison.
     """
 
     def __init__(self, pair: ContrastivePair, similarity: Similarity = "negated") -> None:
@@ -177,7 +180,7 @@ class ContrastiveRelevance:
     def __call__(
         self, features: Sequence[MediaFeatures], questions: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the relevance [N] of each item's tokens; None: it has no question."""
+        """Return the relevance [N] of each item's tokens, or None for an item without question."""
         relevance: list[Tensor | None] = [None] * len(features)
         asked = [i for i, question in enumerate(questions) if len(question)]
         embedded = self._pair.embed_queries([questions[i] for i in asked])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vision tower tells of one image or video, and what compares it with a question."""
+"""The features of an image or video, and the interface that compares them with a question."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MediaFeatures:
-    """What selection needs of one image or video: it depends on the media, and on no question.
+    """The features of one image or video that selection needs, whatever the question is.
 
-    Each field has a row for every candidate. It is None if the model has no such rows, or the
-    method does not need them; `context` or `embeddings` is always there.
+    Each field has a row for every candidate. A field is None if the model has no such rows or the
+    method does not need them; `context` or `embeddings` is always present.
     """
 
     context: Tensor | None = None
-    """[N, D2]: rows of the tower, in which Stage 2 measures novelty; None: the embeddings serve."""
+    """The tower's rows [N, D2], in which Stage 2 measures novelty; without them, it uses the
+    embeddings."""
     aligned: Tensor | None = None
-    """[N, D1]: the rows in the space of the question's text encoder, where there is one."""
+    """The rows [N, D1] in the space of the question's text encoder, if there is one."""
     embeddings: Tensor | None = None
-    """[N, H and more]: rows of the language model, where the tower gives them. Otherwise those of
-    the kept tokens are made of `context`."""
+    """The rows of the language model, [N, H or more], if the tower provides them. Otherwise those
+    of the kept tokens are projected from `context`."""
     importance: Tensor | None = None
-    """[N] float32."""
+    """The importance of each token, float32 [N]."""
     keys: Tensor | None = None
-    """[N, heads, head size]."""
+    """The keys of the tower's attention, [N, heads, head size]."""
     object_attention: Tensor | None = None
-    """[N] float32."""
+    """The attention received in the layer in which HiPrune finds objects, float32 [N]."""
 
     @property
     def rows(self) -> Tensor:
-        """The rows that are, or become, the rows of the language model."""
+        """Return the rows of the language model, or those that are projected to them."""
         rows = self.context if self.embeddings is None else self.embeddings
         assert rows is not None
         return rows
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the fields that are there."""
+        """Return the fields that are not None, by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def regrouped(self, split: Callable[[Tensor], Sequence[Tensor]]) -> list[MediaFeatures]:
-        """Return one `MediaFeatures` for each group that `split` makes of a field."""
+        """Return one `MediaFeatures` for each group into which `split` divides a field."""
         groups = {name: split(part) for name, part in self.parts().items()}
         return [
             MediaFeatures(**dict(zip(groups, group, strict=True)))
@@ -55,18 +56,18 @@ class MediaFeatures:
 
     @classmethod
     def joined(cls, pieces: Sequence[MediaFeatures]) -> MediaFeatures:
-        """Return the tokens of all pieces, one behind the other."""
+        """Return the features of all pieces, concatenated."""
         names = pieces[0].parts()
         return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
 
 
 class Relevance(Protocol):
-    """Compares images and videos with questions, all of a call at once."""
+    """A function that compares the images and videos of one call with their questions."""
 
     def __call__(
         self, features: Sequence[MediaFeatures], questions: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the relevance [N] of each item's tokens; None: it has no question.
+        """Return the relevance [N] of each item's tokens, or None for an item without question.
 
-        questions: for each item its token ids [segments, length] on the CPU.
+        `questions` has the token ids [segments, length] of each item's question, on the CPU.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relevance in SigLIP space.
 
-SigLIP has no linear projection of patches: its picture embedding comes from a head in which a
-learned probe attends to all patches. A patch's own embedding is what that head gives when it sees
-this patch alone: the probe's attention is 1 then, whatever it asks for.
+SigLIP has no linear projection of patches: its image embedding comes from a head in which a learned
+probe attends to all patches. The embedding of a single patch is the output of that head if it sees
+only this patch. The probe's attention to it is then 1, whatever the probe is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from anchorprune_vllm.signals.contrastive import ContrastiveFamily, ContrastiveP
 
 
 class SiglipQueryTokenizer:
-    """Query words to segments as long as the text tower's context, each with its own end token."""
+    """Tokenizes queries into segments as long as the text tower's context, with end tokens."""
 
     def __init__(self, text_encoder: str) -> None:
-        # The user's words are words, even "</s>".
+        # Whatever the user writes is ordinary text, even "</s>".
         self._tokenizer = AutoTokenizer.from_pretrained(text_encoder, split_special_tokens=True)
         text_config = AutoConfig.from_pretrained(text_encoder).text_config
-        # Without its files transformers makes up an empty tokenizer.
+        # If the files are missing, transformers makes up an empty tokenizer.
         if not text_config.vocab_size / 2 < len(self._tokenizer) <= text_config.vocab_size:
             raise ValueError(
                 f"{len(self._tokenizer)} tokens for a vocabulary of {text_config.vocab_size}"
@@ -31,9 +31,9 @@ class SiglipQueryTokenizer:
         self._length = text_config.max_position_embeddings
 
     def __call__(self, query: str) -> Tensor:
-        """Token ids [segments, length].
+        """Return token ids [segments, length].
 
-        The tower has no mask and is read at its last position: a segment must be filled up to the
+        The tower has no mask and is read at its last position, so segments must be padded to the
         full length, as in training.
         """
         words = self._tokenizer(query, add_special_tokens=False, verbose=False).input_ids
@@ -45,12 +45,12 @@ class SiglipQueryTokenizer:
 
 
 class SiglipPair(ContrastivePair):
-    """The half of a SigLIP checkpoint that the model lacks."""
+    """The parts of a SigLIP checkpoint that the model lacks."""
 
     def __init__(self, text_encoder: str, dtype: torch.dtype, device: torch.device) -> None:
         with torch.device("cpu"):
             siglip = SiglipModel.from_pretrained(text_encoder, dtype=dtype).eval()
-        # Moved piece by piece: SigLIP's own vision tower never reaches the device.
+        # Only the needed parts are moved: SigLIP's own vision tower never reaches the device.
         self._text_model = siglip.text_model.to(device)
         self._post_layernorm = siglip.vision_model.post_layernorm.to(device)
         self._head = siglip.vision_model.head.to(device)
@@ -62,7 +62,7 @@ class SiglipPair(ContrastivePair):
 
     def embed_patches(self, hidden: Tensor) -> Tensor:
         attention = self._head.attention
-        # Of the packed query, key and value projections, the last.
+        # The value projection is the last of the packed query, key and value projections.
         weight, bias = attention.in_proj_weight.chunk(3)[2], attention.in_proj_bias.chunk(3)[2]
         attended = attention.out_proj(F.linear(self._post_layernorm(hidden), weight, bias))
         return attended + self._head.mlp(self._head.layernorm(attended))
@@ -74,7 +74,7 @@ class SiglipPair(ContrastivePair):
 SIGLIP = ContrastiveFamily(
     name="SigLIP",
     model_type="siglip",
-    # Not the number of layers: models leave out the last.
+    # The number of layers is not compared, because models leave out the last one.
     sizes=("hidden_size", "num_attention_heads", "image_size", "patch_size"),
     known={(1152, 16, 384, 14): "google/siglip-so400m-patch14-384"},
     query_tokenizer=SiglipQueryTokenizer,

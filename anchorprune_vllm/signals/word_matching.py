@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relevance by matching visual tokens with words in the language model's own embedding space.
 
-For models whose vision tower has no text tower beside it. A visual token is as relevant as its best
-match among the tokens of the question, or, to compare, as its mean match.
+This is for models whose vision tower has no text tower. A visual token is as relevant as its best
+match among the tokens of the question, or, for comparison, as its mean match.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from anchorprune_vllm.config import Matching
 from anchorprune_vllm.signals.features import MediaFeatures
 
 EmbedWords = Callable[[Tensor], Tensor]
-"""Token ids [M] on the CPU to embeddings [M, H]."""
+"""A function from token ids [M] on the CPU to embeddings [M, H]."""
 
 _WORDS_AT_ONCE = 512
-"""A question may be as long as the context of the model: no more of it is embedded at a time."""
+"""The words that are embedded at a time; a question may be as long as the model's context."""
 
 
 class WordMatching:
-    """Relevance for models that project visual tokens among the embeddings of words.
+    """Relevance for models that project visual tokens into the space of word embeddings.
 
-    embed_words: token ids [M] on the CPU to embeddings [M, H]; under tensor parallelism the same on
-        all ranks.
-    size: H, where rows are wider (the levels of DeepStack are behind it); None: they are not.
+    Args:
+        embed_words: A function from token ids [M] on the CPU to embeddings [M, H]. Under tensor
+            parallelism it must return the same on all ranks.
+        matching: How a token is compared with several words.
+        size: H, if rows are wider than that, as with the levels of DeepStack; None otherwise.
     """
 
     def __init__(
@@ -41,9 +43,9 @@ class WordMatching:
     def __call__(
         self, features: Sequence[MediaFeatures], questions: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the relevance [N] of each item's tokens; None: it has no question.
+        """Return the relevance [N] of each item's tokens, or None for an item without question.
 
-        The words of all questions are embedded together, some at a time.
+        The words of all questions are embedded together, a limited number at a time.
         """
         relevance: list[Tensor | None] = [None] * len(features)
         asked = [i for i, question in enumerate(questions) if question.numel()]
@@ -53,7 +55,7 @@ class WordMatching:
         for start in range(0, len(ids), _WORDS_AT_ONCE):
             words = self._embed_words(ids[start : start + _WORDS_AT_ONCE])
             words = F.normalize(words.float(), dim=-1)
-            first = 0  # word of the item, among those of all items
+            first = 0  # index of the item's first word among those of all items
             for i in asked:
                 total = questions[i].numel()
                 part = words[max(0, first - start) : max(0, first + total - start)]
@@ -68,19 +70,19 @@ def best_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None)
     """Return the highest cosine of each token with any word of its question.
 
     Args:
-        tokens: [N, H].
-        words: [M, H], some of the words, normalised.
-        total: the number of words of the whole question.
-        so_far: what this gave for the words before these; None: they are the first.
+        tokens: The visual tokens, [N, H].
+        words: Some of the words of the question, normalised, [M, H].
+        total: The number of words of the whole question.
+        so_far: The result for earlier words of the question, or None for the first ones.
 
     Returns:
-        float32 [N].
+        The cosines, float32 [N].
     """
     best = (F.normalize(tokens.float(), dim=-1) @ words.T).amax(1)
     return best if so_far is None else so_far.maximum(best)
 
 
 def mean_match(tokens: Tensor, words: Tensor, total: int, so_far: Tensor | None) -> Tensor:
-    """Return the mean cosine of each token with the words: arguments of `best_match`."""
+    """Return the mean cosine of each token with the words; arguments are as in `best_match`."""
     mean = torch.mv(F.normalize(tokens.float(), dim=-1), words.sum(0) / total)
     return mean if so_far is None else so_far + mean

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests and commands need to try pruning without a GPU or a network."""
+"""Tiny models, servers and media, to try pruning without a GPU or a network."""

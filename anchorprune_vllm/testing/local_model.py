@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's processor and model in this process, without an engine."""
+"""Run vLLM's processor and model in this process, without an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 
 @contextmanager
 def one_rank(scratch: Path) -> Iterator[None]:
-    """The process group that models need, of this process alone."""
+    """Set up the process group that models need, with this process as its only member."""
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{scratch / 'rendezvous'}", 0, "gloo")
         initialize_model_parallel()
@@ -40,10 +40,9 @@ def one_rank(scratch: Path) -> Iterator[None]:
 
 
 class LocalModel:
-    """A pruned model, loaded, and its processor.
+    """A pruned model that is loaded, and its processor; use it inside `one_rank`.
 
-    To be used inside `one_rank`. `options` are those of vLLM's `EngineArgs`, and `settings` of
-    pruning.
+    `options` are arguments of vLLM's `EngineArgs`, or "settings": the pruning settings.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:
@@ -51,49 +50,46 @@ class LocalModel:
         prune = {"budget": 16, "feature_cache_mb": 8, **options.pop("settings", {})}
         if text_encoder := find_text_encoder(path):
             prune.setdefault("text_encoder", str(text_encoder))
-        defaults = {
+        arguments = {
             "dtype": "float32",
             "enforce_eager": True,
             "max_model_len": 4096,
-            "disable_log_stats": True,  # nobody scrapes this process
+            "disable_log_stats": True,  # Nobody scrapes this process.
+            **options,
+            "hf_overrides": {"anchorprune": prune, **options.get("hf_overrides", {})},
         }
-        overrides = {"anchorprune": prune, **options.pop("hf_overrides", {})}
-        self.config = EngineArgs(
-            model=str(path), hf_overrides=overrides, **{**defaults, **options}
-        ).create_engine_config()
-        self._device = self.config.device_config.device
+        self.config = EngineArgs(model=str(path), **arguments).create_engine_config()
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config.model_config)
-        # vLLM's CPU worker does the same to torch, but for the whole process.
+        # vLLM's CPU worker patches this for the whole process.
         with set_current_vllm_config(self.config), patch("torch.accelerator.empty_cache"):
             self.model = get_model(vllm_config=self.config)
 
     def process(self, prompt: str, *media: Any, budget: int | str, **options: Any) -> Any:
-        """What the API process makes of a prompt; `options` go to the HF processor."""
-        images = [item for item in media if isinstance(item, Image.Image)]
-        videos = [item for item in media if not isinstance(item, Image.Image)]
-        data = {"image": images, "video": videos}
+        """Return what the API process makes of a prompt; `options` go to the HF processor."""
+        data: dict[str, list[Any]] = {}
+        for item in media:
+            data.setdefault("image" if isinstance(item, Image.Image) else "video", []).append(item)
         return self.processor(
             prompt,
-            self.processor.info.parse_mm_data(
-                {name: items for name, items in data.items() if items}
-            ),
+            self.processor.info.parse_mm_data(data),
             hf_processor_mm_kwargs={"anchorprune": {"budget": budget}, **options},
         )
 
     def batches(self, *processed: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Modality and arguments of each call of the model, batched as the worker does."""
+        """Yield modality and arguments of the calls of the model, batched as in the worker."""
         items = [
             (modality, item)
             for out in processed
             for modality, of_modality in out["mm_kwargs"].items()
             for item in of_modality
         ]
-        for modality, _, kwargs in group_and_batch_mm_kwargs(items, device=self._device):
+        device = self.config.device_config.device
+        for modality, _, kwargs in group_and_batch_mm_kwargs(items, device=device):
             yield modality, kwargs
 
     @torch.inference_mode()
     def embed(self, *processed: Any) -> list[torch.Tensor]:
-        """What the worker makes of all media of some processed prompts."""
+        """Return what the worker makes of all media of some processed prompts."""
         return [
             rows
             for _, kwargs in self.batches(*processed)
@@ -102,7 +98,7 @@ class LocalModel:
 
 
 def plans_of(processed: Any, modality: str = "image") -> list[ItemPlan]:
-    """The plans that travel with the media of a processed prompt."""
+    """Return the plans that travel with the media of a processed prompt."""
     plans = pop_plans(modality, dict(processed["mm_kwargs"].get_data()))
     assert plans is not None
     return plans

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and clips drawn from a seed, and how OpenAI clients send them."""
+"""Draw images and videos from a seed, and encode them as OpenAI clients send them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _COLOURS = ("crimson", "gold", "seagreen", "royalblue", "orchid")
 
 @dataclass(frozen=True)
 class Media:
-    """A picture or a clip, as a data URL."""
+    """An image or a video, as a data URL."""
 
     kind: str
+    """`picture` or `clip`."""
     url: str
 
     def as_message_part(self) -> Any:
-        """Part of a chat message."""
+        """Return the part of a chat message that holds it."""
         name = {"picture": "image_url", "clip": "video_url"}[self.kind]
         return {"type": name, name: {"url": self.url}}
 
     def picture(self) -> Image.Image | None:
-        """Return the picture; None for a clip."""
+        """Return the image; None for a video."""
         if self.kind != "picture":
             return None
         _, _, encoded = self.url.partition(",")
@@ -40,12 +41,12 @@ class Media:
 
 
 def draw_picture(seed: int) -> Media:
-    """A few coloured shapes on a plain ground."""
+    """Draw a few coloured shapes on a plain ground."""
     return Media("picture", as_data_url(_draw(seed, shift=0)))
 
 
 def draw_clip(seed: int) -> Media:
-    """The shapes of a picture, on their way to the right: 16 frames in two seconds."""
+    """Draw the same shapes on their way to the right: 16 frames in two seconds."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "clip.mp4"
         write_clip(path, [_draw(seed, shift=8 * number) for number in range(16)], fps=8)
@@ -54,19 +55,21 @@ def draw_clip(seed: int) -> Media:
 
 
 def write_clip(path: Path, frames: list[Image.Image], fps: float) -> None:
-    """An MP4 file of pictures of one size."""
+    """Write an MP4 file of images that have one size."""
     writer = cv2.VideoWriter(
         str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (frames[0].width, frames[0].height)
     )
     if not writer.isOpened():
-        raise RuntimeError(f"OpenCV cannot write {path}: it has no MPEG-4 encoder")
+        raise RuntimeError(
+            f"OpenCV cannot write {path}: install a build that has an MPEG-4 encoder"
+        )
     for frame in frames:
         writer.write(cv2.cvtColor(np.asarray(frame.convert("RGB")), cv2.COLOR_RGB2BGR))
     writer.release()
 
 
 def as_data_url(picture: Image.Image) -> str:
-    """A picture as OpenAI clients send it."""
+    """Return an image as OpenAI clients send it."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

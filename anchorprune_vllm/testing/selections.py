@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look at what a pruner's method is given, and what it gives back."""
+"""Record what a pruner's method is given, and what it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anchorprune_vllm.worker.pruner import VisualPruner
 
 
 def record_selections(pruner: VisualPruner) -> list[tuple[Candidates, KeptTokens]]:
-    """A list that gets all items from now on."""
+    """Return a list that all items are added to from now on."""
     method = pruner._method
     record: list[tuple[Candidates, KeptTokens]] = []
 
@@ -27,7 +27,7 @@ def record_selections(pruner: VisualPruner) -> list[tuple[Candidates, KeptTokens
 
 @contextmanager
 def recorded_selections(pruner: VisualPruner) -> Iterator[list[tuple[Candidates, KeptTokens]]]:
-    """The same, while entered."""
+    """Record while the context is open."""
     method = pruner._method
     try:
         yield record_selections(pruner)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes made to vLLM at run time, where it offers no hook: listed as data, applied once.
+"""The changes made to vLLM at run time where it offers no hook, listed as data and applied once.
 
-Each says what it changes, why no hook avoids it, and when it can go. A target that is gone is
-passed over with a warning while pruning is off, and is an error with a budget. For each, `patches/`
-in the repository has the change to vLLM that makes it needless: a vLLM with that change is left as
-it is.
+Each patch says what it changes, why no hook can replace it, and when it can go. If its target no
+longer exists, there is a warning while pruning is off, and an error with a budget. For each patch,
+`patches/` in the repository has the change to vLLM that makes it unnecessary. A vLLM that has this
+change is not patched.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ _ORIGINAL = "__anchorprune_original__"
 
 @dataclass(frozen=True)
 class Patch:
-    """Replaces `owner.name` with `wrap(original)`, unless vLLM has what `diff` adds."""
+    """A replacement of `owner.name` by `wrap(original)`, unless vLLM has what `diff` adds."""
 
     owner: str
-    """"module:Class"."""
+    """The class to patch, as "module:Class"."""
     name: str
     wrap: Callable[[Any], Any]
     why: str
     until: str
     diff: str
-    """File in `patches/`."""
+    """The file in `patches/`."""
     added: str
-    """"module:function" or "module:Class.method" that the diff adds."""
+    """What the diff adds, as "module:function" or "module:Class.method"."""
     registered: Callable[..., object] | None = None
-    """What to give to the added function, once it is there; None: nothing."""
+    """The function to register with what the diff adds, or None if there is none."""
     only_on_cpu: bool = False
-    """Not even looked at where vLLM runs on another platform."""
+    """Whether the patch is ignored on platforms other than CPUs."""
 
     def apply(self) -> None:
-        """Idempotent; raises HookGone when vLLM no longer has the target."""
+        """Apply the patch; safe to call again.
+
+        Raises HookGone if vLLM no longer has the target.
+        """
         added = find(self.added)
         if added is not None:
             if self.registered is not None:
@@ -65,7 +68,7 @@ class Patch:
 
 
 def _function(attribute: Any) -> Any:
-    """The function inside a static or class method."""
+    """Return the function inside a static or class method, or the function itself."""
     return getattr(attribute, "__func__", attribute)
 
 
@@ -84,8 +87,8 @@ PATCHES = (
         owner="vllm.engine.arg_utils:EngineArgs",
         name="create_model_config",
         wrap=wrap_create_model_config,
-        why="unknown keys of hf_overrides are never looked at for models that are not ours, and "
-        "errors in them would only show in the worker",
+        why="for models that are not ours nothing reads unknown keys of hf_overrides, and errors "
+        "in them would only show in the worker",
         until="vLLM lets a general plugin check the model config",
         diff="0002-model-config-hook.patch",
         added="vllm.engine.arg_utils:register_model_config_hook",
@@ -95,8 +98,8 @@ PATCHES = (
         owner="vllm.v1.worker.cpu_model_runner:CPUModelRunner",
         name="load_model",
         wrap=wrap_load_model,
-        why="it overrides the GPU runner's `load_model` and leaves out the lines that look whether "
-        "the model's embeddings carry positions",
+        why="it overrides the GPU runner's `load_model` and leaves out the lines that check "
+        "whether the model's embeddings carry positions",
         until="vLLM's CPU runner looks, as its GPU runners do",
         diff="0003-cpu-runner-multimodal-encoding.patch",
         added="vllm.v1.worker.gpu_model_runner:GPUModelRunner._setup_multimodal_encoding",
@@ -106,8 +109,8 @@ PATCHES = (
         owner="vllm.v1.worker.worker_base:WorkerWrapperBase",
         name="initialize_from_config",
         wrap=wrap_initialize_from_config,
-        why="a model is not told that the encoder cache is emptied, and its own outputs of the "
-        "encoder would outlive the weights that they were made with",
+        why="a model is not told when the encoder cache is emptied, and the outputs that it caches "
+        "itself would outlive the weights that they were made with",
         until="vLLM's runners tell the model",
         diff="0004-reset-encoder-cache-of-models.patch",
         added="vllm.model_executor.models.interfaces:supports_encoder_cache_reset",
@@ -116,8 +119,7 @@ PATCHES = (
         owner="vllm.model_executor.models.registry:_ModelRegistry",
         name="resolve_model_cls",
         wrap=wrap_resolve_model_cls,
-        why="to register a class for every image model would put it in the way of those that are "
-        "served without a budget",
+        why="classes registered for every image model would also serve models without a budget",
         until="vLLM lets a general plugin choose the class by the model's config",
         diff="0005-model-class-hook.patch",
         added="vllm.model_executor.models.registry:register_model_cls_hook",
@@ -127,7 +129,10 @@ PATCHES = (
 
 
 def apply_patches() -> None:
-    """Apply all patches; safe to call again. If one cannot be, HookGone comes after the others."""
+    """Apply all patches; safe to call again.
+
+    Raises HookGone if one cannot be applied, after the others have been.
+    """
     from vllm.platforms import current_platform
 
     gone: list[HookGone] = []
@@ -142,6 +147,6 @@ def apply_patches() -> None:
 
 
 def check_vllm(model: type, *, native: bool) -> None:
-    """Raise HookGone if this vLLM lacks what a model of ours needs to prune."""
+    """Raise HookGone if this vLLM lacks something that one of our models needs to prune."""
     check_hooks(model, native=native)
     apply_patches()

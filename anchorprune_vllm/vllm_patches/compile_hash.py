@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM finds compiled code by a hash of the model's config: what compiles alike hashes alike.
+"""Keep settings that change no compiled code out of the hash by which vLLM finds that code.
 
-Our settings are on that config, and most of them, the budget first, change nothing of what is
-compiled: with each new one vLLM would compile the language model again.
+vLLM finds compiled code by a hash of the model's config. Our settings are on that config, and most
+of them, such as the budget, change nothing that is compiled. Without this module, vLLM would
+compile the language model again for each new budget.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 from anchorprune_vllm.config import CONFIG_KEY
 
 _HASHED = ("method", "text_encoder", "feature_cache_mb", "positions")
-"""These stay in: vLLM also finds measured memory by the hash, and they decide what is loaded."""
+"""The settings that stay in the hash: vLLM also finds measured memory by it, and these settings
+determine what is loaded."""
 
 
 def leave_out_of_hash(model_config: Any) -> None:
-    """Hash a model config without those of our settings that decide nothing of the worker."""
+    """Make a model config leave settings that change nothing in the worker out of its hash."""
     model_config.compute_hash = partial(_compute_hash, model_config)
 
 

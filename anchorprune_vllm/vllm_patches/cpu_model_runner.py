@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's CPU model runner: positions of pruned models are read as its GPU runners read them."""
+"""Make vLLM's CPU model runner read the positions of pruned models as its GPU runners do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def wrap_load_model(original: Any) -> Any:
-    """Ask the loaded model whether its embeddings carry positions, and what it must find out.
+    """Wrap `load_model` to check whether a model's embeddings carry positions, and to warm it up.
 
-    vLLM's GPU runners profile a model before it is ready; this one does so only if it compiles.
+    vLLM's GPU runners profile a model before it is ready; this runner does so only if it compiles.
     """
 
     @functools.wraps(original)

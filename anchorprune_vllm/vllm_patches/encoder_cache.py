@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's encoder cache: when it is emptied, what a model keeps of its encoder goes as well."""
+"""Empty a model's own cache of encoder outputs together with vLLM's encoder cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def wrap_initialize_from_config(original: Any) -> Any:
-    """Once a worker is ready, tie the model's own cache to the encoder cache of its runner."""
+    """Wrap `initialize_from_config` to tie the model's cache to the encoder cache of its runner."""
 
     @functools.wraps(original)
     def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -19,9 +19,10 @@ def wrap_initialize_from_config(original: Any) -> Any:
 
 
 def tie_caches(runner: Any) -> None:
-    """Both runners empty their cache in one method, called for new weights, pauses and sleep.
+    """Make a runner empty the cache of its model whenever it empties its own.
 
-    Called in every worker, whatever it serves: one that has no such runner is left alone.
+    Both runners do so in one method, which vLLM calls for new weights, pauses and sleep. This
+    function is called in every worker, and does nothing if there is no such runner or cache.
     """
     model = getattr(runner, "get_model", lambda: None)()
     reset_model = getattr(model, "reset_encoder_cache", None)

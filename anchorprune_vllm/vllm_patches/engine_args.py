@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's `EngineArgs`: our flags go in, our settings are checked before anything is loaded."""
+"""Add our flags to vLLM's `EngineArgs`, and check our settings before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anchorprune_vllm.flags import CommandLineSettings, add_flags
 
 
 def wrap_add_cli_args(original: staticmethod) -> staticmethod:  # type: ignore[type-arg]
-    """Add the flags behind vLLM's own."""
+    """Wrap `add_cli_args` to add our flags after vLLM's own."""
 
     @functools.wraps(original.__func__)
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -24,7 +24,7 @@ def wrap_add_cli_args(original: staticmethod) -> staticmethod:  # type: ignore[t
 
 
 def wrap_create_model_config(original: Any) -> Any:
-    """Look at each model config as soon as it is made."""
+    """Wrap `create_model_config` to check each model config as soon as it is made."""
 
     @functools.wraps(original)
     def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def wrap_create_model_config(original: Any) -> Any:
 
 
 def check_model_config(engine_args: Any, model_config: Any) -> None:
-    """Refuse settings that cannot work, at start-up, in one line."""
+    """Refuse settings that cannot work, at start-up and in one line."""
     from anchorprune_vllm.startup import prepare_model
 
     try:
@@ -45,6 +45,6 @@ def check_model_config(engine_args: Any, model_config: Any) -> None:
         overrides = engine_args.hf_overrides
         settings = overrides.get(CONFIG_KEY) if isinstance(overrides, dict) else None
         if isinstance(settings, CommandLineSettings):
-            # On the command line the message is all that helps: no traceback.
+            # On the command line only the message helps, so there is no traceback.
             raise SystemExit(f"vllm: error: {error}") from error
         raise

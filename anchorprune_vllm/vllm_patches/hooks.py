@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pruning takes from vLLM beyond its documented interfaces: listed as data, checked at load.
+"""What pruning uses of vLLM beyond its documented interfaces, listed as data and checked at load.
 
-A newer vLLM in which all of it is there is served with a warning. Where something is gone, pruning
-is refused in one line that names it; without a budget vLLM's own models are served instead.
+A newer vLLM that still has all of it is served with a warning. If something is gone, pruning is
+refused in one line that names it; without a budget, vLLM's own models are served instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from importlib.metadata import version
 from typing import Any
 
 TESTED = ("0.32", "0.33")
-"""Versions of vLLM that the tests have run on."""
+"""The versions of vLLM that the tests have run on."""
 PACKAGE = "anchorprune_vllm"
 
 
 class HookGone(ValueError):
-    """This vLLM lacks something that pruning needs; the message says what, and what to do."""
+    """Raised if vLLM lacks something that pruning needs; says what it is and what to do."""
 
     def __init__(self, lacks: str) -> None:
         super().__init__(
@@ -30,29 +30,30 @@ class HookGone(ValueError):
 
 @dataclass(frozen=True)
 class Hook:
-    """Something of vLLM's that `file` calls `name`."""
+    """A part of vLLM that `file` uses under `name`."""
 
     file: str
-    """In this package. What stands in `models/` is needed by the models made of that file alone."""
+    """The file in this package. Only models built on a file in `models/` need its hooks."""
     name: str
     why: str
     target: str
-    """"module:name" or "module:Class.name"."""
+    """The part of vLLM, as "module:name" or "module:Class.name"."""
     is_for_native_positions: bool = False
-    """Not needed where positions are compact."""
+    """Whether it is needed only for native positions."""
 
     def is_there(self) -> bool:
+        """Return whether this vLLM has the part."""
         return find(self.target) is not None
 
 
 def find(path: str) -> Any:
-    """Return what "module:name" or "module:Class.name" names, or None."""
+    """Return the object at "module:name" or "module:Class.name", or None if there is none."""
     module, names = path.split(":")
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
-            raise  # the module is there, something that it imports is not
+            raise  # the module exists, but something that it imports does not
         return None
     for name in names.split("."):
         found = getattr(found, name, None)
@@ -63,8 +64,8 @@ HOOKS = (
     Hook(
         "models/pruned_model.py",
         "is_multimodal_pruning_enabled",
-        "answers yes on one config, so that runners read positions; vLLM ties it to its own video "
-        "pruning",
+        "returns true for one config, so that runners read positions; vLLM ties it to its own "
+        "video pruning",
         "vllm.config.multimodal:MultiModalConfig.is_multimodal_pruning_enabled",
         is_for_native_positions=True,
     ),
@@ -78,48 +79,48 @@ HOOKS = (
     Hook(
         "models/pruned_model.py",
         "recompute_mrope_positions",
-        "the second model runner calls it from here, and takes positions off the embeddings that "
-        "drafts are made from",
+        "the second model runner calls it here, and removes positions from the embeddings that "
+        "draft models get",
         "vllm.v1.worker.gpu.model_states.mm_pruning:MultiModalPruner.recompute",
         is_for_native_positions=True,
     ),
     Hook(
         "models/pruned_model.py",
         "_processor_factory",
-        "read from the model that ours extends, for when pruning is off",
+        "read from the parent model, to be used when pruning is off",
         "vllm.model_executor.models.llava:LlavaForConditionalGeneration._processor_factory",
     ),
     Hook(
         "models/pruned_model.py",
         "get_model_state_cls",
-        "set on models with native positions: the second runner keeps their deltas",
+        "set on models with native positions, for which the second runner keeps deltas",
         "vllm.v1.worker.gpu.model_states:resolve_model_state_cls",
         is_for_native_positions=True,
     ),
     Hook(
         "worker/model_state.py",
         "update_prefill_positions",
-        "replaced for vLLM's pruner of positions, which then writes no delta",
+        "replaced where vLLM's pruner writes positions, so that it writes no delta",
         "vllm.v1.worker.gpu.mm.rope:RopeState.update_prefill_positions",
         is_for_native_positions=True,
     ),
     Hook(
         "worker/model_state.py",
         "prefill_delta",
-        "made anew with twice as many buffers",
+        "replaced by one with twice as many buffers",
         "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor",
         is_for_native_positions=True,
     ),
     Hook(
         "models/llava/contrastive.py",
         "weight_loader_numel",
-        "0 for what no checkpoint of the model has, so that a reload does not wait for it",
+        "set to 0 on tensors that no checkpoint has, so that a reload does not wait for them",
         "vllm.model_executor.model_loader.reload.utils:get_tensor_load_numel",
     ),
     Hook(
         "engine_core/encoder_budget.py",
         "can_allocate",
-        "overridden: the scheduler asks it for every item of a step",
+        "overridden: the scheduler calls it for every item of a step",
         "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.can_allocate",
     ),
     Hook(
@@ -131,19 +132,19 @@ HOOKS = (
     Hook(
         "startup.py",
         "ec_manager_config",
-        "set in the engine's arguments: names the class that counts",
+        "set in the engine's arguments to the class that counts unpruned tokens",
         "vllm.config:EncoderCacheManagerConfig",
     ),
     Hook(
         "worker/warm_up.py",
         "JitWarmupRegistry",
-        "runs the pruned way before vLLM watches for compilation",
+        "runs the pruned path before vLLM watches for compilation",
         "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry.register",
     ),
     Hook(
         "worker/warm_up.py",
         "get_dummy_encoder_profile_inputs",
-        "makes the items for that",
+        "makes the dummy items for the warm-up",
         "vllm.multimodal.encoder_budget:MultiModalBudget.get_dummy_encoder_profile_inputs",
     ),
     Hook(
@@ -162,7 +163,7 @@ HOOKS = (
     Hook(
         "models/llava/llava_onevision.py",
         "_merge_image_patch_embeddings",
-        "indices sent through it tell where patches end up",
+        "lays out the features of an image as the unpruned model does",
         "vllm.model_executor.models.llava_onevision:"
         "LlavaOnevisionForConditionalGeneration._merge_image_patch_embeddings",
     ),
@@ -173,7 +174,7 @@ HOOKS = (
         "vllm.model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features",
     ),
     Hook(
-        "signals/attention.py",
+        "worker/tower_taps.py",
         "register_forward_pre_hook",
         "takes query and key on their way into the encoder's attention",
         "vllm.model_executor.layers.attention.mm_encoder_attention:MMEncoderAttention.forward",
@@ -187,13 +188,13 @@ HOOKS = (
     Hook(
         "api/processor.py",
         "_get_cache_missing_processor_kwargs",
-        "overridden: picks what is particular to each item",
+        "overridden: selects the requests of the items that are processed",
         "vllm.multimodal.processing:BaseMultiModalProcessor._get_cache_missing_processor_kwargs",
     ),
     Hook(
         "api/processor.py",
         "_apply_hf_processor_main",
-        "overridden: prepares each item alone, and remembers it for the next question",
+        "overridden: processes each item alone, and caches it for the next question",
         "vllm.multimodal.processing:BaseMultiModalProcessor._apply_hf_processor_main",
     ),
     Hook(
@@ -205,7 +206,7 @@ HOOKS = (
     Hook(
         "api/processor.py",
         "_recompute_cached_prompt_update",
-        "overridden: content with another number keeps its plan",
+        "overridden: content that is rewritten with another number keeps its plan",
         "vllm.multimodal.processing:BaseMultiModalProcessor._recompute_cached_prompt_update",
     ),
     Hook(
@@ -217,25 +218,25 @@ HOOKS = (
     Hook(
         "api/processor.py",
         "_get_prompt_updates",
-        "called without items, for what stands for them in a prompt",
+        "called without items, to learn which tokens stand for them in a prompt",
         "vllm.multimodal.processing:BaseMultiModalProcessor._get_prompt_updates",
     ),
     Hook(
         "item_fields.py",
         "reduce_data",
-        "joins the fields of some items as in a call of all",
+        "joins the fields of some items as vLLM does for all items of a call",
         "vllm.multimodal.inputs:BaseMultiModalField.reduce_data",
     ),
     Hook(
         "startup.py",
         "_MODEL_ARCH_BY_HASH",
-        "emptied: vLLM remembers the class of a model whatever its config",
+        "emptied, because vLLM caches the class of a model without regard to the budget",
         "vllm.model_executor.model_loader.utils:_MODEL_ARCH_BY_HASH",
     ),
     Hook(
-        "models/general/adapter.py",
+        "models/pruned_model.py",
         "get_inputs_embeds_size",
-        "the columns of a row in which it is compared with words",
+        "the number of columns of a row that are compared with words",
         "vllm.config:ModelConfig.get_inputs_embeds_size",
     ),
     Hook(
@@ -247,28 +248,28 @@ HOOKS = (
     Hook(
         "item_fields.py",
         "keep_on_cpu",
-        "set on the counts of an item: of media that the prefix cache covers, only such fields "
-        "reach the runner, which places the text behind them",
+        "set on the counts of an item: if the prefix cache covers the item, only such fields reach "
+        "the runner, which needs them for the positions of later text",
         "vllm.multimodal.utils:strip_covered_mm_data",
         is_for_native_positions=True,
     ),
     Hook(
-        "api/processor.py",
+        "api/requests.py",
         "apply_or_refuse",
-        "set as `apply` on a processor of vLLM's, to refuse budgets while pruning is off",
+        "set as `apply` on vLLM's own processor, to refuse budgets while pruning is off",
         "vllm.multimodal.processing:BaseMultiModalProcessor.apply",
     ),
     Hook(
         "flags.py",
         "parse_known_args",
-        "set on a parser, to write the flags into `hf_overrides`",
+        "replaced on a parser, to write the flags into `hf_overrides`",
         "vllm.utils.argparse_utils:FlexibleArgumentParser.parse_known_args",
     ),
 )
 
 
 def hooks_of(model: type, *, native: bool) -> Iterator[Hook]:
-    """Those that a model of ours needs, with compact or with native positions."""
+    """Yield the hooks that one of our models needs, with compact or native positions."""
     modules = {part.__module__ for part in model.__mro__}
     for hook in HOOKS:
         module = f"{PACKAGE}.{hook.file.removesuffix('.py').replace('/', '.')}"
@@ -278,22 +279,22 @@ def hooks_of(model: type, *, native: bool) -> Iterator[Hook]:
 
 
 def check_hooks(model: type, *, native: bool) -> None:
-    """Raise HookGone if this vLLM lacks what a model of ours needs."""
+    """Raise HookGone if this vLLM lacks something that one of our models needs."""
     for hook in hooks_of(model, native=native):
         if not hook.is_there():
             raise HookGone(f"has no {hook.target}, which pruning needs ({hook.why})")
 
 
 def warn_of_untested_version() -> None:
-    """Say once that this vLLM is another than those of the tests."""
+    """Log a warning, once, if the installed vLLM is not among the tested versions."""
     installed = version("vllm")
     if installed.startswith(tuple(f"{tested}." for tested in TESTED)):
         return
     from anchorprune_vllm.log import logger
 
     logger.warning_once(
-        "anchorprune: tested with vLLM %s, not with %s; all that pruning needs of it is there, so "
-        "it is on",
+        "anchorprune: tested with vLLM %s, not with %s; pruning is on, since everything that it "
+        "needs is there",
         ", ".join(TESTED),
         installed,
     )

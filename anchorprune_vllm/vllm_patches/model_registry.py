@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's model registry: any image model with a budget is served by a class that prunes it."""
+"""Make vLLM's model registry return a class that prunes for every image model with a budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def wrap_resolve_model_cls(original: Any) -> Any:
-    """Look at each class that vLLM is about to serve a model with."""
+    """Wrap `resolve_model_cls` to replace the class of an image model with a budget."""
 
     @functools.wraps(original)
     def resolve_model_cls(self: Any, architectures: Any, model_config: Any) -> tuple[type, str]:
@@ -19,9 +19,9 @@ def wrap_resolve_model_cls(original: Any) -> Any:
 
 
 def pruned_class(model: type, architecture: str, model_config: Any) -> type:
-    """Return the class that serves a model: another one only for an image model with a budget.
+    """Return the class that serves a model, which is vLLM's own unless there is a budget.
 
-    A class of ours stays, if it is made for such a checkpoint, or if vLLM has none.
+    One of our classes stays if it is made for such a checkpoint or if vLLM has none for it.
     """
     from anchorprune_vllm.config import CONFIG_KEY
     from anchorprune_vllm.models import vllms_class

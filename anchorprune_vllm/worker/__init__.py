@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the worker: it embeds media by their plans, and places what is kept."""
+"""The code of the worker: it embeds media by their plans, and gives kept tokens their positions."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole numbers that ride on embeddings as extra channels, exact in every dtype.
+"""Attach whole numbers to embeddings as extra channels, exactly in every dtype.
 
-vLLM hands embeddings on as one tensor per item: what must stay with a row goes into channels behind
-it. bfloat16 counts exactly up to 256 only, so a number is written in base 256.
+vLLM passes embeddings on as one tensor per item, so whatever must stay with a row travels in
+additional channels behind it. bfloat16 represents whole numbers exactly only up to 256, so each
+number is written as digits in base 256.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ _BASE = 256
 
 
 def append_numbers(rows: Tensor, numbers: Tensor, digits: int) -> Tensor:
-    """Rows [R, H] with numbers [R, C], each from 0 to 256 ** digits - 1, behind them.
+    """Return rows [R, H] with numbers [R, C] appended, as [R, H + C * digits].
 
-    Returns [R, H + C * digits].
+    Each number is from 0 to 256 ** digits - 1.
     """
     powers = _BASE ** torch.arange(digits, device=numbers.device)
     written = numbers[:, :, None] // powers % _BASE
@@ -24,7 +25,7 @@ def append_numbers(rows: Tensor, numbers: Tensor, digits: int) -> Tensor:
 
 
 def split_numbers(rows: Tensor, count: int, digits: int) -> tuple[Tensor, Tensor]:
-    """The opposite: rows as they were, a view, and their numbers, int64 [R, C]."""
+    """Undo `append_numbers`: return a view of the rows [R, H], and the numbers as int64 [R, C]."""
     rows, written = rows.tensor_split([rows.shape[1] - count * digits], dim=1)
     powers = _BASE ** torch.arange(digits, device=rows.device)
     return rows, (written.long().unflatten(1, (count, digits)) * powers).sum(2)

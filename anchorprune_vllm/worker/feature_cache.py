@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision-tower outputs of recent media, so that a new question does not run the tower again."""
+"""A cache of vision-tower outputs, so that a new question does not run the tower again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class FeatureCache:
-    """A cache of `MediaFeatures`, in memory that is taken once, at construction.
+    """A cache of `MediaFeatures` in memory that is allocated once, when the cache is made.
 
-    What was used least recently goes first.
-
-    Memory is cut into pages of `page_tokens` tokens; an item owns as many as it needs. `get` gives
-    views of the pages where it can: use them before the next `put`.
+    Memory is divided into pages of `page_tokens` tokens, and an item owns as many as it needs. The
+    least recently used items are dropped first. `get` returns views of the pages where it can, so
+    use them before the next `put`.
     """
 
     def __init__(
@@ -41,15 +40,16 @@ class FeatureCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """The bytes of all pages."""
+        """Return the bytes of all pages."""
         return self._pages * self._page_bytes
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of the pages that hold an item."""
+        """Return the bytes of the pages that hold an item."""
         return (self._pages - len(self._free)) * self._page_bytes
 
     def get(self, key: Hashable) -> MediaFeatures | None:
+        """Return the features of an item, or None if they are not in the cache."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -57,7 +57,10 @@ class FeatureCache:
         return MediaFeatures(**{name: _read(store, *entry) for name, store in self._stores.items()})
 
     def put(self, key: Hashable, features: MediaFeatures) -> None:
-        """Keep a copy, in place of what was used least recently; too large an item is not kept."""
+        """Store a copy, and drop the least recently used items for it.
+
+        An item that is larger than the cache is not stored.
+        """
         tokens = len(features.rows)
         needed = -(-tokens // self._page_tokens)
         if key in self._entries or needed > self._pages:
@@ -71,7 +74,7 @@ class FeatureCache:
         self._entries[key] = (pages, tokens)
 
     def clear(self) -> None:
-        """Forget everything: the vision tower's weights have changed."""
+        """Drop all items, as after a change of the vision tower's weights."""
         for pages, _ in self._entries.values():
             self._free.extend(pages)
         self._entries.clear()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text among the frames of a video, put among the rows that are kept of it.
+"""Embed the text between the frames of a video together with the rows that are kept of them.
 
-Which frames keep their text, `frame_texts.py` says.
+`frame_texts.py` says which frames keep their text.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from anchorprune_vllm.selection.device import to_device
 def put_among_text(
     rows: Tensor, indices: Tensor, layout: PromptLayout, embed_text: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Put the rows that are kept of a video in their places among its text.
+    """Put the kept rows of a video in their places among its text.
 
-    The host reads nothing of it.
+    The host reads nothing from the device.
 
     Args:
-        rows: [K, H].
-        indices: [K], which of the video's embeddings they are, ascending.
-        layout: of the unpruned prompt.
-        embed_text: token ids [M] to embeddings [M, W]. Columns behind the first W are for the
-            levels of a vision tower (DeepStack), of which text has none: they are zero.
+        rows: The kept rows, [K, H].
+        indices: The indices [K] of these rows among the video's embeddings, ascending.
+        layout: The layout of the unpruned prompt.
+        embed_text: A function from token ids [M] to embeddings [M, W]. Columns after the first W
+            belong to levels of the vision tower (DeepStack), which text does not have; they are
+            filled with zeros.
 
     Returns:
-        Rows [L, H] and which of the video's unpruned tokens they are, [L], ascending.
+        Rows [L, H], and the indices [L] of the video's unpruned tokens that they are, ascending.
     """
     device, kept, flags = rows.device, len(rows), layout.is_embedding()
     words = [token for token, flag in zip(layout.tokens(), flags, strict=True) if not flag]
@@ -40,7 +41,8 @@ def put_among_text(
     embeddings = [place for place, flag in enumerate(flags) if flag]
     places = to_device(embeddings, device)[indices]
 
-    # 1. First come the kept rows with the text of their frames and of none, then other text.
+    # 1. Choose the tokens that stay. The kept rows come first, with the text of their frames and
+    #    the text of no frame; the text of other frames fills what is left of the length.
     is_kept = torch.zeros_like(is_text).index_fill(0, places, True)
     keeps_rows = torch.zeros(len(layout.runs) + 1, dtype=torch.bool, device=device)
     keeps_rows = keeps_rows.index_fill(0, frames[places], True)
@@ -50,7 +52,7 @@ def put_among_text(
     order = (later + torch.arange(len(flags), device=device)).argsort()
     stays = order[: item_length(layout, kept)].sort().values
 
-    # 2. A place holds the next of the kept rows, or its own text.
+    # 2. Fill each place with the next kept row, or with the text that stands there.
     text = embed_text(to_device(words, device)).to(rows.dtype)
     text = torch.nn.functional.pad(text, (0, rows.shape[1] - text.shape[1]))
     sources = torch.where(is_text, kept + is_text.cumsum(0), is_kept.cumsum(0)) - 1

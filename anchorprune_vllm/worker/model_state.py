@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's second model runner keeps for a model with native positions.
+"""The state that vLLM's second model runner keeps for a model with native positions.
 
 That runner has positions and token ids on the device, and asks a model that prunes for the delta of
-the answer whenever media are used. The delta is known since the prompt was laid out, so it is kept,
-and the host reads nothing.
+the answer's positions whenever media are used. The delta is known from the time when the prompt was
+laid out, so it is kept from then on, and the host need not read it from the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 
 class NativePositionsState(DefaultModelState):
-    """vLLM's own state, but for the deltas."""
+    """vLLM's default state, except that it keeps the deltas of prompts."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class NativePositionsState(DefaultModelState):
         device: torch.device,
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        if self.mm_pruner is None:  # text alone is served
+        if self.mm_pruner is None:  # only text is served
             return
         rope_state = self.rope_state
         self.mm_pruner.rope_state = _KnownDeltas(rope_state)
         # A step with media copies the deltas to the device twice, each time into the next buffer of
-        # a pool. vLLM's pool has one for each step in flight: the second copy would overwrite what
-        # the step before may still read.
+        # a pool. vLLM's pool has one buffer for each step in flight, so the second copy would
+        # overwrite a buffer that the previous step may still read.
         rope_state.prefill_delta = UvaBackedTensor(
             rope_state.max_num_reqs,
             rope_state.prefill_delta.dtype,
@@ -44,13 +44,13 @@ class NativePositionsState(DefaultModelState):
 
 
 class _KnownDeltas:
-    """Positions of prompts as vLLM's `MultiModalPruner` reads and writes them."""
+    """The positions of prompts, as vLLM's `MultiModalPruner` reads and writes them."""
 
     def __init__(self, rope_state: RopeState) -> None:
         self._rope_state = rope_state
         self.read_prefill_positions = rope_state.read_prefill_positions
 
     def update_prefill_positions(self, req_idx: int, positions: Tensor, delta: None) -> None:
-        """Write positions; the delta stays what it was when the prompt was laid out."""
+        """Write positions, and leave the delta as it was when the prompt was laid out."""
         known = int(self._rope_state.prefill_delta.np[req_idx])
         self._rope_state.update_prefill_positions(req_idx, positions, known)

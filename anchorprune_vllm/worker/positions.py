@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native positions: every token of a pruned prompt keeps the position it has in the unpruned one.
 
-They go the way of vLLM's M-RoPE models: one row of positions per channel for the whole prompt, made
-when the request arrives, and corrected by what the encoder's rows carry as they are used.
+They are handled like those of vLLM's M-RoPE models. The positions of the whole prompt, one row per
+channel, are made when the request arrives. They are completed as the encoder's rows are used, which
+carry their own positions.
 
-Text is placed at once, as it depends on sizes alone. A media token waits for the encoder: until
-then it holds -1 - base, a negative number, where base is the first position of its item. So a token
-tells by itself whether it has been placed and what is missing, and placing is the same for whole
-items, chunks of them, items without a token between them, and a request that starts again.
+The positions of text are known at once, because they depend on sizes alone. A media token waits for
+the encoder, and until then it holds -1 - base, a negative number, where base is the first position
+of its item. Each token thus shows whether it has been placed and what is missing, and placing works
+alike for whole items, for chunks of them, for items without a token between them, and for a request
+that starts again.
 """
 
 from __future__ import annotations
@@ -21,50 +23,51 @@ from torch import Tensor
 from anchorprune_vllm.selection.device import to_device
 from anchorprune_vllm.worker.embedding_payload import append_numbers, split_numbers
 
-CHANNELS = 3  # of M-RoPE: time, height, width. vLLM has no fewer.
-_DIGITS = 3  # positions below 2 ** 24
+CHANNELS = 3  # M-RoPE has time, height and width, and vLLM supports no fewer channels
+_DIGITS = 3  # enough for positions below 2 ** 24
 
 
 class MediaSpan(NamedTuple):
-    """One item in the prompt."""
+    """The place of one image or video in the pruned prompt."""
 
     offset: int
-    """Its first placeholder."""
+    """The index of its first placeholder."""
     kept: int
-    """Placeholders."""
+    """The number of its placeholders."""
     extent: int
-    """Positions that it takes unpruned: text after it goes on at base + extent."""
+    """The number of positions that it takes unpruned; text after it begins at base + extent."""
     text: Tensor | None = None
-    """[CHANNELS, kept]: where the text among its embeddings is, seen from its first position; -1
-    for embeddings. None: there is no text."""
+    """The positions [CHANNELS, kept] of the text among its embeddings, relative to its first
+    position, with -1 for embeddings; None if there is no text."""
 
 
 class MediaPositions(NamedTuple):
-    """Where the tokens of one item are, seen from its first position."""
+    """The positions of the tokens of one item, relative to its first position."""
 
     relative: Tensor
-    """[N, CHANNELS] int64."""
+    """The relative positions, int64 [N, CHANNELS]."""
 
     @classmethod
     def in_line(cls, tokens: int) -> MediaPositions:
-        """One position after the other, the same in all channels."""
+        """Return consecutive positions, the same in all channels."""
         return cls.at(torch.arange(tokens, device="cpu"))
 
     @classmethod
     def at(cls, places: Tensor) -> MediaPositions:
-        """Given positions [N], the same in all channels."""
+        """Return the given positions [N], the same in all channels."""
         return cls(places[:, None].expand(-1, CHANNELS))
 
     def of(self, indices: Tensor) -> MediaPositions:
-        """Those of some tokens, given by indices [K] on any device."""
+        """Return the positions of the tokens with the given indices [K], on the indices' device."""
         return MediaPositions(to_device(self.relative, indices.device)[indices])
 
 
 def prompt_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[Tensor, int]:
-    """Positions of a prompt before its media are encoded, and what vLLM calls their delta.
+    """Return the positions of a prompt before its media are encoded, and their delta in vLLM.
 
-    Returns [CHANNELS, length], and one column more if the prompt ends in an item: the position of
-    the first answer token, which nothing else in the prompt tells then. `answer_delta` reads it.
+    The positions are [CHANNELS, length]. If the prompt ends in an item, there is one more column
+    with the position of the first answer token, because nothing else in the prompt determines it.
+    `answer_delta` reads it.
     """
     parts: list[Tensor] = []
     at = position = 0
@@ -87,16 +90,16 @@ def _in_all_channels(positions: Tensor) -> Tensor:
 
 
 def answer_delta(positions: Tensor, length: int) -> int:
-    """The delta of a prompt of so many tokens, from what `prompt_positions` made of it.
+    """Return the delta of a prompt of `length` tokens from the result of `prompt_positions`.
 
-    On the host, or reading it would wait for a device.
+    `positions` must be on the host: otherwise reading them would wait for the device.
     """
     has_answer_column = positions.shape[1] > length
     return int(positions[0, -1]) + (not has_answer_column) - length
 
 
 def with_positions(rows: Tensor, positions: MediaPositions) -> Tensor:
-    """Rows [K, H] of an item with their positions as numbers behind them."""
+    """Return an item's rows [K, H] with their positions appended as extra channels."""
     return append_numbers(rows, to_device(positions.relative, rows.device), _DIGITS)
 
 
@@ -107,36 +110,37 @@ def place_media(
     positions: Tensor,
     num_computed: int,
 ) -> list[Tensor]:
-    """Place the media tokens whose rows are used in this step.
+    """Write the positions of the media tokens whose rows are used in this step.
 
     The host waits only if the rows are on a device and the positions are not.
 
     Args:
-        input_ids: the whole prompt, perhaps with a part of the answer behind it.
-        media_tokens: ids of placeholders.
-        rows: of `with_positions`, whole items or parts of them, in the order of the prompt from
-            `num_computed` on.
-        positions: of `prompt_positions`, or as this function left them. Changed in place.
-        num_computed: tokens of the prompt that earlier steps have computed.
+        input_ids: The whole prompt, possibly followed by a part of the answer.
+        media_tokens: The token ids of placeholders.
+        rows: Results of `with_positions`, whole items or parts of them, in the order of the prompt
+            from `num_computed` on.
+        positions: The result of `prompt_positions`, or what this function left of it; it is
+            modified in place.
+        num_computed: The number of tokens of the prompt that earlier steps have computed.
 
     Returns:
-        The rows without their channels.
+        The rows without the channels of their positions.
     """
     if not rows:
         return []
 
-    # 1. What the rows carry.
+    # 1. Read the positions that the rows carry.
     split = [split_numbers(part, CHANNELS, _DIGITS) for part in rows]
     relative = torch.cat([carried for _, carried in split]).to(positions.device).T
 
-    # 2. The n-th row belongs to the n-th placeholder from `num_computed` on. A draft model's rows
-    #    begin one token later: then the rows meet tokens that are placed already, and stay so.
+    # 2. The n-th row belongs to the n-th placeholder from `num_computed` on. The rows of a draft
+    #    model begin one token later, so they meet tokens that are already placed and stay so.
     ids = torch.as_tensor(input_ids, device=positions.device)[num_computed:]
     is_media = torch.isin(ids, to_device(media_tokens, ids.device))
     row = is_media.cumsum(0) - 1
     count = relative.shape[1]
     now = positions[:, num_computed : len(input_ids)]
-    # Only a token that waits is placed: an answer may hold the id of a placeholder as well.
+    # Only a waiting token is placed, because an answer may contain the id of a placeholder too.
     waits = is_media & (row < count) & (now[0] < 0)
     now[:] = torch.where(waits, -1 - now + relative[:, row.clamp(0, count - 1)], now)
     return [clean for clean, _ in split]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VisualPruner`: what every pruned model does between vision tower and language media.
+"""`VisualPruner`: what every pruned model does between vision tower and language model.
 
-encode (or take from the feature cache) -> signals -> select -> gather K rows -> project.
+encode (or read the feature cache) -> signals -> select -> gather K rows -> project.
 """
 
 from __future__ import annotations
@@ -27,32 +27,38 @@ from anchorprune_vllm.worker.shares import select_with_shares
 
 
 class MediaBatch(Protocol):
-    """The images or videos of one call, as a model gives them to the pruner, by their index."""
+    """The images or videos of one call, which a model offers to the pruner by their index."""
 
     project: Callable[[Tensor], Tensor] | None
-    """Makes rows of the language model [K, H] of the tower's [K, D2]; None: features have them."""
+    """Projects rows of the tower [K, D2] to rows of the language model [K, H]; None if the features
+    hold the latter already."""
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        """Run the vision tower."""
+        """Run the vision tower on some items and return their features."""
 
     def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
-        """The model's own unpruned path: [N, H] for each item."""
+        """Return embeddings [N, H] of each item, made on the model's own unpruned path."""
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
-        """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
+        """Return the native positions of an item, or None if positions are compact.
 
-        If its plan moves text, of all its tokens. None: positions are compact.
+        They are those of its candidates; of all its embeddings if the plan keeps all; and of all
+        its tokens if the plan moves text.
         """
 
 
 class VisualPruner:
     """Embeds images and videos, each pruned by its plan.
 
-    relevance: compares them with questions; None: the method compares nothing.
-    cache: keeps what the tower gave for recent media.
-    max_encoder_tokens: the largest call of the vision tower, in unpruned tokens.
-    embedding_size: H of the language model; rows may be wider.
-    embed_text: token ids [M] to embeddings [M, H], for text that is embedded among kept tokens.
+    Args:
+        relevance: Compares tokens with questions; None if the method does not need that.
+        method: The method that selects tokens.
+        cache: Stores the vision tower's outputs for recent media.
+        max_encoder_tokens: The largest call of the vision tower, in unpruned tokens.
+        embedding_size: H of the language model; rows may be wider.
+        metrics: Counts selections; None if no metrics are wanted.
+        embed_text: A function from token ids [M] to embeddings [M, H], for text that is embedded
+            among kept tokens.
     """
 
     def __init__(
@@ -73,17 +79,20 @@ class VisualPruner:
         self._max_encoder_tokens = max_encoder_tokens
         self._embed_text = embed_text
         self.selection_time = Stopwatch()
-        """Of signals and selection; what looks into the tower's attention is the tower's time."""
+        """The time of signals and selection, without what is read from the tower's attention."""
         self.is_warm = False
-        """Whether dummy items were embedded."""
+        """Whether dummy items have been embedded."""
         self._show_cache()
 
     def embed(self, media: MediaBatch, plans: Sequence[ItemPlan]) -> list[Tensor]:
-        """Embeddings [K, H] of each item, in order; pruned ones in memory of their own."""
+        """Return the embeddings [K, H] of each item, in order.
+
+        Those of pruned items have memory of their own.
+        """
         whole = [i for i, plan in enumerate(plans) if plan.keeps_all]
         pruned = [i for i, plan in enumerate(plans) if not plan.keeps_all]
         embedded: dict[int, Tensor] = {}
-        for batch in self._tower_batches(whole, plans):  # exactly as vLLM would: views of one batch
+        for batch in self._tower_batches(whole, plans):  # views of one batch, as in vLLM itself
             for i, rows in zip(batch, media.embed_unpruned(batch), strict=True):
                 positions = media.positions(i, plans[i])
                 embedded[i] = rows if positions is None else with_positions(rows, positions)
@@ -92,19 +101,20 @@ class VisualPruner:
         return [embedded[i] for i in range(len(plans))]
 
     def warm_up(self, media: MediaBatch, plans: Sequence[ItemPlan], budget: Budget) -> list[Tensor]:
-        """Embed vLLM's dummy items, first pruned to a budget and then whole: returns the latter.
+        """Embed vLLM's dummy items pruned to a budget, then unpruned, and return the latter.
 
-        What a request compiles is compiled then, and vLLM's profiling sees the memory of both.
+        This compiles whatever a request would compile, and lets vLLM's profiling see the memory of
+        both paths.
         """
-        candidates = plans[0].tokens.candidates  # the same of all
+        candidates = plans[0].tokens.candidates  # all dummy items have the same
         kept = max(1, min(budget.tokens(candidates), candidates - 1))
-        # Each of them another media, as in the largest batch that a step may have.
+        # Each item gets a media key of its own, as in the largest batch that a step may have.
         keys = [(0, number) for number in range(len(plans))]
         pruned = [replace(p, kept=kept, media_key=key) for p, key in zip(plans, keys, strict=True)]
         items = list(range(len(plans)))
         if self._method.most_tokens is None or candidates <= self._method.most_tokens:
             self._prune(media, items, pruned)
-        else:  # such a request is refused
+        else:  # the method never sees such an item, because its request is refused
             self._features(media, items, pruned)
         self.selection_time = Stopwatch()
         self.forget_media()
@@ -112,13 +122,13 @@ class VisualPruner:
         return self.embed(media, plans)
 
     def use_cache(self, make: Callable[[], FeatureCache]) -> None:
-        """Take another cache, once it is known how large a row is."""
-        del self._cache  # first, as there may be no memory for both
+        """Replace the cache, once the size of a row is known."""
+        del self._cache  # the old one is freed first: there may be no memory for both
         self._cache = make()
         self._show_cache()
 
     def forget_media(self) -> None:
-        """Drop cached tower outputs: the weights have changed."""
+        """Drop all cached tower outputs, as after a change of weights."""
         self._cache.clear()
         self._show_cache()
 
@@ -129,9 +139,9 @@ class VisualPruner:
     def _tower_batches(
         self, items: Sequence[int], plans: Sequence[ItemPlan]
     ) -> Iterator[list[int]]:
-        """Group items so that no call of the vision tower is larger than the unpruned engine's.
+        """Group items so that no call of the vision tower is larger than in an unpruned engine.
 
-        The scheduler sees to that where it can (`engine_core/encoder_budget.py`).
+        Usually the scheduler ensures this already (`engine_core/encoder_budget.py`).
         """
         batch: list[int] = []
         tokens = 0
@@ -157,7 +167,7 @@ class VisualPruner:
     def _prune(
         self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[dict[int, Tensor], list[KeptTokens], int]:
-        """Return the embeddings of items, what is kept of each, and how many media were encoded."""
+        """Return embeddings by item, the tokens kept of each, and how many media were encoded."""
         features, encoded = self._features(media, items, plans)
         with self.selection_time.timing(len(items), features[0].rows.device):
             asked = [plans[i] for i in items]
@@ -170,7 +180,7 @@ class VisualPruner:
         embeddings = {}
         for i, part, tokens in zip(items, parts, kept, strict=True):
             positions, places = media.positions(i, plans[i]), tokens.indices
-            # Copies: vLLM keeps these tensors, and a view would keep its whole batch alive.
+            # These are copies: vLLM keeps the tensors, and a view would keep its whole batch alive.
             if plans[i].moves_text:
                 assert self._embed_text is not None
                 part, places = put_among_text(part, places, plans[i].layout, self._embed_text)
@@ -179,7 +189,7 @@ class VisualPruner:
             embeddings[i] = (
                 part if positions is None else with_positions(part, positions.of(places))
             )
-        # Only now: what the cache gave above are views of pages that this may overwrite.
+        # The cache is written last, because this may overwrite pages that features are views of.
         for key, media_features in encoded.items():
             self._cache.put(key, media_features)
         return embeddings, kept, len(encoded)
@@ -187,7 +197,7 @@ class VisualPruner:
     def _candidates(
         self, media: MediaBatch, features: Sequence[MediaFeatures], plans: Sequence[ItemPlan]
     ) -> list[Candidates]:
-        """Describe the items with all that the method needs."""
+        """Return the candidates of each item, with all the signals that the method needs."""
         questions = [plan.query_ids for plan in plans]
         relevance: Sequence[Tensor | None] = [None] * len(plans)
         if self._relevance is not None:
@@ -214,7 +224,7 @@ class VisualPruner:
         return Candidates(
             relevance=relevance,
             features=context if features.aligned is None else features.aligned,
-            # A method that does not ask for importance and reads it all the same would notice.
+            # Empty, so that a method that reads importance without asking for it fails.
             importance=context.new_empty(0) if importance is None else importance,
             budget=plan.kept,
             context_features=context,
@@ -227,7 +237,7 @@ class VisualPruner:
         )
 
     def _language_rows(self, media: MediaBatch, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the rows of the language model that `rows` of items are, or become."""
+        """Return the rows of the language model for the tower's rows of each item."""
         if media.project is None:
             return rows
         return media.project(torch.cat(list(rows))).split([len(each) for each in rows])
@@ -235,9 +245,9 @@ class VisualPruner:
     def _features(
         self, media: MediaBatch, items: list[int], plans: Sequence[ItemPlan]
     ) -> tuple[list[MediaFeatures], dict[MediaKey, MediaFeatures]]:
-        """Tower outputs of each item, and those among them that the cache does not have yet.
+        """Return the features of each item, and, by media key, those that are not cached yet.
 
-        The tower runs once for each media, however many items share it.
+        The tower runs once for each distinct media, however many items share it.
         """
         keys = [plans[i].media_key for i in items]
         cached = {key: self._cache.get(key) for key in keys}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of items whose units have fixed shares of the budget.
+"""Selection from items whose units have fixed shares of the budget.
 
-Where text stands among the embeddings of an item (tags of tiles), its prompt says how many
-embeddings each unit has, before any is selected. Such a unit is selected from by itself.
+Where text stands among the embeddings of an item (such as tags of tiles), the prompt determines how
+many embeddings each unit keeps before any is selected. Each such unit is selected from separately.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Select = Callable[[Sequence[Candidates]], list[KeptTokens]]
 def select_with_shares(
     select: Select, items: Sequence[Candidates], shares: Sequence[Sequence[int]]
 ) -> list[KeptTokens]:
-    """Select from each item, and from each unit that has a share of its own, in one call.
+    """Select from all items, and from each unit that has a share of its own, in one call.
 
-    shares: the tokens to keep of each unit of each item; one number: the item is not divided.
+    `shares` has, for each item, the number of tokens to keep of each unit; a single number means
+    that the budget of the item is not divided.
     """
     parts: list[Candidates] = []
     starts: list[list[int]] = []
@@ -45,7 +46,7 @@ def select_with_shares(
 def _units_with_a_share(
     item: Candidates, kept: Sequence[int]
 ) -> tuple[list[Candidates], list[int]]:
-    """Return the units that keep something as items, and the first token of each."""
+    """Return the units that keep any tokens as items of their own, and each one's first token."""
     units, firsts, start = [], [], 0
     for number, ((rows, columns), share) in enumerate(zip(item.grids, kept, strict=True)):
         part = slice(start, start + rows * columns)
@@ -65,7 +66,7 @@ def _units_with_a_share(
 
 
 def _joined(units: Sequence[KeptTokens], firsts: Sequence[int], tokens: int) -> KeptTokens:
-    """Return the tokens kept of all units of an item, numbered within the item."""
+    """Return the tokens kept of all units of an item, with indices within the item."""
     if len(units) == 1 and firsts[0] == 0 and units[0].weights is None:
         return units[0]
     weights = None
@@ -78,7 +79,7 @@ def _joined(units: Sequence[KeptTokens], firsts: Sequence[int], tokens: int) -> 
 
 
 def _wide(unit: KeptTokens, first: int, tokens: int) -> Tensor:
-    """Return a unit's weights [K, unit] over all tokens of the item, [K, N]."""
+    """Return the weights of a unit, [K, unit size], padded to all tokens of the item, [K, N]."""
     if unit.weights is None:
         own = torch.nn.functional.one_hot(unit.indices, tokens - first).float()
     else:

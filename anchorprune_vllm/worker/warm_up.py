@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pruned way of an image or video is run before a server is ready, on vLLM's dummy items.
+"""Run the pruned path on vLLM's dummy items before the server is ready.
 
-Kernels are compiled when they are first used. vLLM runs all that a request runs before it says that
-it is ready, and with `--jit-monitor-mode=error` what compiles after that ends the engine. Dummy
-items come to the model when vLLM profiles its memory; where that is skipped, they are made here.
+Kernels are compiled on first use. vLLM runs everything that a request runs before it reports to be
+ready, and with `--jit-monitor-mode=error` a compilation after that ends the engine. The model sees
+dummy items when vLLM profiles its memory; where that is skipped, they are made here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from anchorprune_vllm.worker.pruner import VisualPruner
 def warm_up_without_profiling(
     pruner: VisualPruner, embed: Callable[..., Any], vllm_config: VllmConfig
 ) -> None:
-    """Ask vLLM to warm a pruner up with its own kernels, unless dummy items came to it by then.
+    """Ask vLLM to warm up a pruner together with its own kernels.
 
-    Call it while the model is made: vLLM collects what is to be compiled at that time.
+    Nothing is done if the pruner has seen dummy items by then. Call this while the model is being
+    made, because that is when vLLM collects what it will compile.
 
     Args:
-        pruner: what is to be warm.
-        embed: `embed_multimodal` of the model that the pruner belongs to.
-        vllm_config: of the engine.
+        pruner: The pruner to warm up.
+        embed: The method `embed_multimodal` of the pruner's model.
+        vllm_config: The config of the engine.
     """
     JitWarmupRegistry.register(_PrunedWay(pruner, embed, vllm_config))
 
 
 def warm_up_now(model: Any, vllm_config: VllmConfig) -> None:
-    """Run the pruned way of a loaded model, where vLLM neither profiles nor warms kernels up."""
+    """Run the pruned path of a loaded model where vLLM neither profiles nor warms up kernels."""
     way = _PrunedWay(model._pruner, model.embed_multimodal, vllm_config)
     for key in way.get_warmup_keys():
         way.compile(key)
 
 
 class _PrunedWay(VllmJitKernel[None]):
-    """All kernels between vision tower and language model, compiled by running them."""
+    """The kernels between vision tower and language model, which are compiled by running them."""
 
     def __init__(
         self, pruner: VisualPruner, embed: Callable[..., Any], vllm_config: VllmConfig
@@ -58,7 +59,7 @@ class _PrunedWay(VllmJitKernel[None]):
 
     @torch.inference_mode()
     def compile(self, compile_key: None) -> None:
-        """Embed one dummy item of the largest kind."""
+        """Embed one dummy item of the largest modality."""
         budget = MultiModalBudget(self._config, MULTIMODAL_REGISTRY, enable_cache=False)
         items = budget.get_dummy_encoder_profile_inputs(max_items_per_batch=1)
         device = self._config.device_config.device

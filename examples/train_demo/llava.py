@@ -16,6 +16,7 @@ from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM
 
 from anchorprune_vllm.commands.eval.vqa_data import Picture
 from anchorprune_vllm.testing.demo_models import llava as demo_llava
+from anchorprune_vllm.testing.demo_models import text_encoders
 from anchorprune_vllm.testing.demo_models.random_weights import Config, Weights
 from anchorprune_vllm.testing.demo_models.tokenizers import (
     make_clip_tokenizer,
@@ -50,7 +51,7 @@ def clip_tokenizer() -> Tokenizer:
 
 def clip_config() -> Config:
     """Return the configuration of the CLIP."""
-    config = demo_llava.clip_config(clip_tokenizer().get_vocab_size(), IMAGE_SIZE)
+    config = text_encoders.clip_config(clip_tokenizer().get_vocab_size(), IMAGE_SIZE)
     text = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 384}
     config["text_config"] |= {**text, "num_hidden_layers": 2, "projection_dim": 64}
     vision = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384}
@@ -202,7 +203,7 @@ class Llava(Student):
             },
         )
         dtype = {"dtype": "bfloat16"}
-        demo_llava.write_clip_files(out / "clip", clip_config() | dtype, clip, clip_tokenizer())
+        text_encoders.write_clip_files(out / "clip", clip_config() | dtype, clip, clip_tokenizer())
         # As in training, a prompt begins with <s>, which servers leave to the template.
         template = "{{- bos_token -}}\n" + demo_llava.CHAT_TEMPLATE
         demo_llava.write_llava_files(out, llava_config() | dtype, llava, tokenizer(), template)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README, CONTRIBUTING and CHANGELOG speak of what is there."""
+"""README and the pages in docs/ name commands, flags, settings, errors and code that exist.
+
+Whether their links lead anywhere is checked by `make docs`.
+"""
 
 from __future__ import annotations
 
@@ -11,85 +14,110 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from anchorprune_vllm.commands.main import _parser
 from anchorprune_vllm.config import SETTINGS
 from anchorprune_vllm.methods import registry
+from anchorprune_vllm.metrics import families
 from anchorprune_vllm.models.families.base import Family
+from anchorprune_vllm.vllm_patches.hooks import TESTED
+from tests.support.cli_args import make_arg_parser
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anchorprune_vllm"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-PROSE = re.sub(r"^```.*?^```", "", CONTRIBUTING, flags=re.MULTILINE | re.DOTALL)
-QUOTED = sorted(set(re.findall(r"`([^`]+)`", PROSE)))
-IS_PATH = re.compile(r"[\w./-]+/|[\w./-]+\.(py|md|sh|toml|yaml)|docker/[\w-]+")
-PATHS = [quoted for quoted in QUOTED if IS_PATH.fullmatch(quoted)]
-IS_NAME = re.compile(r"@?(\w+\.)*(\w+)(\(.*\))?")
-NAMES = [quoted for quoted in QUOTED if quoted not in PATHS and IS_NAME.fullmatch(quoted)]
-OF_PYTHON = {"if"}
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
+README = PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_files_and_folders_exist(path: str) -> None:
-    """From the repository's root, or from the package's."""
-    found = [at / path for at in (ROOT, PACKAGE) if (at / path).exists()]
-    assert found
-    assert not path.endswith("/") or found[0].is_dir()
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of code on a page, also those in lists."""
+    pattern = rf"^( *)```{language}\n(.*?)^\1```"
+    return [code for _, code in re.findall(pattern, page, re.MULTILINE | re.DOTALL)]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - OF_PYTHON))
-def test_names_occur_in_the_code(name: str) -> None:
-    last = IS_NAME.fullmatch(name)[2]
-    assert re.search(rf"\b{last}\b", sources()), f"nothing is called {last}"
+def section(page: str, title: str) -> str:
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-@cache
-def sources() -> str:
-    files = [*PACKAGE.rglob("*.py"), *ROOT.glob("tests/**/conftest.py"), ROOT / "Makefile"]
-    files += [*ROOT.glob("tests/engine/*.py"), *ROOT.glob("tests/support/**/*.py")]
-    files += [*ROOT.glob("tests/rehearsal/*.py"), *ROOT.glob("tests/simcuda/*.py")]
-    files.append(ROOT / "pyproject.toml")
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+# -- commands -------------------------------------------------------------------------------------
+
+LINES = {
+    line.strip()
+    for page in PAGES.values()
+    for block in blocks(page, "bash")
+    for line in block.replace("\\\n", " ").splitlines()
+}
+SERVE = re.compile(r"(?:[A-Z_]+=\S+ )*vllm serve ")
 
 
-def test_the_map_has_every_file_and_folder_of_the_package() -> None:
-    table = CONTRIBUTING.split("## The map")[1].split("\n## ")[0]
-    there = {
-        path.name + "/" * path.is_dir()
-        for path in PACKAGE.iterdir()
-        if path.name != "__init__.py" and (path.suffix == ".py" or (path / "__init__.py").exists())
+@pytest.mark.parametrize("line", sorted(line for line in LINES if line.startswith("anchorprune ")))
+def test_commands_are_understood(line: str) -> None:
+    assert _parser().parse_args(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("line", sorted(line for line in LINES if SERVE.match(line)))
+def test_flags_of_servers_are_understood(line: str) -> None:
+    words = shlex.split(SERVE.sub("", line), comments=True)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    assert "anchorprune" in args.hf_overrides
+
+
+def test_the_pod_is_served_with_a_budget() -> None:
+    (pod,) = (b for b in blocks(PAGES["deployment.md"], "yaml") if "kind: Deployment" in b)
+    (container,) = yaml.safe_load(pod)["spec"]["template"]["spec"]["containers"]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(container["args"])
+    assert args.hf_overrides == {"anchorprune": {"budget": "64"}}
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+
+def test_tables_of_settings_and_methods_are_complete() -> None:
+    tables = PAGES["configuration.md"] + PAGES["methods.md"]
+    rows = re.findall(r"^\| (`[^|]+`) \|", tables, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    by_flag = {"budget", "video_budget", "method", "query", "text_encoder"}
+    settings = set(SETTINGS) - by_flag
+    assert {*settings, *registry.names()} - told == set()
+    assert {f"--anchorprune-{name.replace('_', '-')}" for name in by_flag} <= {
+        name.split()[0] for name in told
     }
-    assert sorted(name for name in there if f"`{name}`" not in table) == []
 
 
-def test_targets_of_make_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z-]+)(?=\s)", "\n".join(code_of(CONTRIBUTING))))
-    assert named
-    assert named <= targets
+def test_the_readme_says_which_versions_were_tested() -> None:
+    assert f"with vLLM {' and '.join(TESTED)}" in README
 
 
-def code_of(text: str) -> list[str]:
-    """What is set as code."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [*blocks, *(f"{words} " for words in QUOTED)]
+# -- metrics --------------------------------------------------------------------------------------
+
+OURS = [each for each in vars(families).values() if isinstance(each, families.Family)]
+METRIC = re.compile(r"vllm:anchorprune_\w+")
 
 
-def test_the_changelog_begins_with_this_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (first, *_) = re.findall(r"^## \[([^\]]+)\]", CHANGELOG, re.MULTILINE)
-    assert first == project["version"]
+def test_every_metric_is_in_the_table_with_its_labels() -> None:
+    table = section(PAGES["deployment.md"], "Metrics")
+    rows = re.findall(r"^\| (`.+?`)(?: \(histogram\))? \| ([\w, ]+) \|", table, re.MULTILINE)
+    told = {
+        name: tuple(labels.split(", ")) for names, labels in rows for name in METRIC.findall(names)
+    }
+    assert told == {
+        each.name if each.kind == "histogram" else each.samples[0]: each.labels for each in OURS
+    }
 
 
-def test_the_changelog_has_every_method() -> None:
-    written = CHANGELOG.lower()
-    assert [name for name in registry.names() if name not in written] == []
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    (rules,) = (b for b in blocks(PAGES["deployment.md"], "yaml") if "groups:" in b)
+    (group,) = yaml.safe_load(rules)["groups"]
+    asked = {name for rule in group["rules"] for name in METRIC.findall(rule["expr"])}
+    assert asked
+    assert asked <= {sample for each in OURS for sample in each.samples}
 
 
-TROUBLES = re.findall(r"^\| `([^`]+)` \|", README.split("## Troubleshooting")[1], re.MULTILINE)
+# -- errors ---------------------------------------------------------------------------------------
+
+TROUBLES = re.findall(r"^\| `([^`]+)` \|", PAGES["troubleshooting.md"], re.MULTILINE)
 OF_VLLM = {
     "unrecognized arguments: --anchorprune-budget",
     "Per-request mm_processor_kwargs are disabled by default",
@@ -98,30 +126,50 @@ OF_VLLM = {
 
 @pytest.mark.parametrize("text", sorted({*TROUBLES} - OF_VLLM))
 def test_error_texts_are_those_of_the_package(text: str) -> None:
-    joined = re.sub(r'"\s+f?"', "", sources())  # strings that go on in the next line
-    # What was given differs from case to case: it is quoted, or in parentheses.
+    # Strings go on in the next line, and what was given differs from case to case: it is quoted,
+    # or in parentheses.
+    joined = re.sub(r'"\s+f?"', "", sources())
     for part in re.split(r"'[^']*'(?: \([^)]*\))?|…", text):
         assert part.strip() in joined
 
 
-BLOCKS = re.findall(r"^```bash\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-LINES = "".join(BLOCKS).replace("\\\n", " ").splitlines()
-COMMANDS = [line for line in LINES if line.startswith("anchorprune ")]
+@cache
+def sources() -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_understood(command: str) -> None:
-    assert _parser().parse_args(shlex.split(command, comments=True)[1:])
+# -- design ---------------------------------------------------------------------------------------
+
+HOPS = re.findall(
+    r"^\| \d+ \| [\w ]+ \| `([^`]+)` \| (?:`([^`]+)`)? *\|", PAGES["design.md"], re.MULTILINE
+)
 
 
-OWN_MODEL = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("place", "name"), HOPS)
+def test_each_hop_of_a_request_is_there(place: str, name: str) -> None:
+    path = PACKAGE / place
+    files = path.rglob("*.py") if place.endswith("/") else [path]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    assert text
+    for part in filter(None, name.split(".")):
+        assert re.search(rf"\b(def|class) {part}\b", text)
+
+
+def test_the_walk_has_all_hops() -> None:
+    walk = section(PAGES["design.md"], "The way of one request")
+    assert len(HOPS) == walk.count("\n|") - 2
+
+
+# -- a model of one's own -------------------------------------------------------------------------
+
+OWN_MODEL = PAGES["your-own-model.md"]
 
 
 def test_the_family_in_the_docs_is_the_one_that_tests_install() -> None:
     package = ROOT / "tests/support/family_package"
-    (code,) = re.findall(r"^```python\n(.*?)^```", OWN_MODEL, re.MULTILINE | re.DOTALL)
+    (code,) = blocks(OWN_MODEL, "python")
     assert (package / "tiled_vision.py").read_text(encoding="utf-8").endswith(f'"""\n\n{code}')
-    (project,) = re.findall(r"^```toml\n(.*?)^```", OWN_MODEL, re.MULTILINE | re.DOTALL)
+    (project,) = blocks(OWN_MODEL, "toml")
     points = configparser.ConfigParser()
     points.optionxform = str
     points.read(package / "tiled_vision-1.0.dist-info" / "entry_points.txt")
@@ -131,16 +179,5 @@ def test_the_family_in_the_docs_is_the_one_that_tests_install() -> None:
 
 def test_the_docs_have_every_hook_of_a_family() -> None:
     hooks = [name for name, value in vars(Family).items() if not name.startswith("_")]
-    table = OWN_MODEL.split("## The hooks")[1]
+    table = section(OWN_MODEL, "The hooks")
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == hooks
-
-
-def test_tables_of_settings_and_methods_are_complete() -> None:
-    rows = re.findall(r"^\| (`[^|]+`) \|", README, re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    by_flag = {"budget", "video_budget", "method", "query", "text_encoder"}
-    settings = set(SETTINGS) - by_flag
-    assert {*settings, *registry.names()} - told == set()
-    assert {f"--anchorprune-{name.replace('_', '-')}" for name in by_flag} <= {
-        name.split()[0] for name in told
-    }

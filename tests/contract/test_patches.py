@@ -72,6 +72,7 @@ def test_the_table_has_all_pairs() -> None:
 
 
 def test_the_table_has_all_hooks() -> None:
+    """`python -m tests.support.hooks_table` writes it."""
     assert tables()[1] == [
         [f"`{hook.file}`", f"`{hook.name}`", hook.why, f"`{hook.target}`"] for hook in HOOKS
     ]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from vllm import LLM
 
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.support.engine import forget_everything, seen, watch
 from tests.support.families import (
     FAMILIES,
@@ -31,7 +31,10 @@ from tests.support.reference import Reference
 from tests.support.runners import both_runners, engine_on, runners_in_turn
 from tests.support.seen_positions import seen_positions, watch_positions
 
-WITH_VIDEOS = ("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "glm-4v", "glm-4v-moe", "internvl")
+WITH_VIDEOS = (
+    *("qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "glm-4v", "glm-4v-moe"),
+    *("gemma4", "internvl", "internvl-chat"),
+)
 BUDGETS = (5, 12, "25%")
 TOKENS = 8
 TOLERANCE = 1e-3
@@ -47,7 +50,7 @@ def served(any_model: Path, runner: str) -> Iterator[LLM]:
         # Of Gemma's images, whose tokens see each other, vLLM cuts none between steps.
         "max_num_batched_tokens": 512 if family == "gemma3" else 64,
         "limit_mm_per_prompt": {"image": 2, "video": int(family in WITH_VIDEOS)},
-        **describe_family(family).engine_arguments,
+        **TINY_MODELS[family].engine_arguments,
     }
     with groups_with_experts(), engine_on(runner, any_model, 12, **options) as llm:
         watch(llm)

@@ -28,7 +28,7 @@ from tests.support.runners import engine_on
 from tests.support.scheduling import check_alone, check_ranks, many_requests
 from tests.support.scrapes import Scrape
 
-DEEPSTACK, WITH_SHARES = "qwen3-vl", "idefics3"
+DEEPSTACK, WITH_SHARES, CLASS_TOKEN = "qwen3-vl", "idefics3", "internvl-chat"
 
 of_deepstack = pytest.mark.parametrize("any_model", [DEEPSTACK], indirect=True)
 
@@ -46,7 +46,7 @@ def test_64_at_once_are_the_same_as_one_by_one(served: LLM) -> None:
     check_alone(served, many_requests(64))
 
 
-@of_deepstack
+@pytest.mark.parametrize("any_model", [DEEPSTACK, CLASS_TOKEN], indirect=True)
 def test_tensor_parallel(tensor_parallel: LLM, served: LLM, mixed: list[dict[str, Any]]) -> None:
     watch(served)
     check_ranks(tensor_parallel, served, [*many_requests(8), *mixed])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from vllm import LLM
 
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.support.engine import forget_everything, make_engine, seen, watch
 from tests.support.families import (
     LINEAR_ATTENTION,
@@ -52,7 +52,7 @@ def served(any_model: Path) -> Iterator[LLM]:
         "max_num_batched_tokens": 64,
         "limit_mm_per_prompt": {"image": 2, "video": 1},
         "enable_prefix_caching": True,
-        **describe_family(any_model.parent.name).engine_arguments,
+        **TINY_MODELS[any_model.parent.name].engine_arguments,
     }
     with groups_with_experts(), make_engine(any_model, 12, **options) as llm:
         watch(llm)

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM
 
 from anchorprune_vllm.commands.eval.data import DataSet, blind_guesses, load_data
-from anchorprune_vllm.commands.eval.engine import ask
+from anchorprune_vllm.commands.eval.engine import ask_all
 from anchorprune_vllm.commands.eval.plan import PERFECT, Configuration
 from anchorprune_vllm.commands.eval.scores import is_right
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
@@ -46,7 +46,7 @@ def data(request: pytest.FixtureRequest) -> DataSet:
 
 
 def answers(llm: LLM, data: DataSet, budget: str, method: str = "anchorprune") -> list[str]:
-    found, _ = ask(
+    found, _ = ask_all(
         llm,
         data,
         Configuration(method, None, "turn", budget),

@@ -138,7 +138,25 @@ def chat(llm: LLM, budget: Any, *parts: Any) -> Answer:
     return Answer.of(output)
 
 
+def stamped(llm: LLM, model: Path) -> list[Answer]:
+    """Videos whose frames have their times, or numbers, beside them in the prompt.
+
+    With fewer tokens than frames only some of these texts stay.
+    """
+    first, second = clip(90, frames=8, size=SIZES[0]), clip(91, frames=4, size=SIZES[3])
+    requests = [
+        request(QUESTIONS[0], first),
+        request(QUESTIONS[1], first, override={"budget": 3}),  # a known video
+        request(QUESTIONS[2], picture(82, SIZES[0]), second, override={"budget": "25%"}),
+        request(QUESTIONS[3], second, override=WHOLE),
+    ]
+    return ask(llm, *requests)
+
+
 STEPS: dict[str, Step] = {
     step.__name__: step
-    for step in (pruned, cached, whole, embeddings, mixed, videos, reloaded, preempted, cut, chats)
+    for step in (
+        *(pruned, cached, whole, embeddings, mixed, videos, reloaded, preempted, cut),
+        *(chats, stamped),
+    )
 }

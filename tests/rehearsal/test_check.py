@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import torch
 
-from anchorprune_vllm.commands.check import kernels, machine
+from anchorprune_vllm.commands.bench.measure import this_device
+from anchorprune_vllm.commands.check import kernels
 
 SIZES = ((1, 8), (40, 16), (130, 32))
 
 
 def test_kernels_are_right() -> None:
-    device = machine.device_here()
+    device = this_device()
     assert device.type == "cuda"
     findings = [
         *kernels.check_choices(device, SIZES),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS
 from tests.rehearsal.comparison import Rehearsal
 from tests.rehearsal.conftest import ROW, Rehearse
 from tests.rehearsal.job import Engine, Job
@@ -27,7 +27,7 @@ TIGHT = Engine(
 )
 CASES = [
     pytest.param(arch, runner, engine.name, id=f"{arch}-{runner}-{engine.name}")
-    for arch in ARCHITECTURES
+    for arch in DEMO_MODELS
     for runner in ("V1", "V2")
     for engine in (COMPACT, NATIVE, TIGHT)
     if (arch, engine.name) != ("qwen2.5-vl", "compact")  # M-RoPE

@@ -24,6 +24,15 @@ _CUDA_QUESTIONS = (
     "cutlass_sparse_scaled_mm_supported",
     "cutlass_group_gemm_supported",
 )
+# Operators that vLLM looks up when its compiler is imported, as for Gemma 4, and that nothing runs.
+_FUSED_OPERATORS = (
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "fused_qk_norm_rope",
+    "silu_and_mul_quant",
+    "silu_and_mul_per_block_quant",
+)
 _SHARED_MEMORY = "get_max_shared_memory_per_block_device_attribute"
 
 
@@ -83,11 +92,13 @@ def _do_without_cuda_libraries() -> None:
 
     for name in _CUDA_LIBRARIES:
         sys.modules.setdefault(name, ModuleType(name))
-    questions = torch.library.Library("_C", "FRAGMENT")
+    operators = torch.library.Library("_C", "FRAGMENT")
     for name in _CUDA_QUESTIONS:
-        questions.define(f"{name}(int capability) -> bool")
-        questions.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+        operators.define(f"{name}(int capability) -> bool")
+        operators.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+    for name in _FUSED_OPERATORS:
+        operators.define(f"{name}() -> ()")
     attributes = torch.library.Library("_C_cuda_utils", "FRAGMENT")
     attributes.define(f"{_SHARED_MEMORY}(int device) -> int")
     attributes.impl(_SHARED_MEMORY, lambda device: 163 * 1024, "CompositeExplicitAutograd")  # A100
-    _declared.extend([questions, attributes])
+    _declared.extend([operators, attributes])

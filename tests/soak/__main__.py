@@ -20,7 +20,7 @@ from pathlib import Path
 import vllm
 
 from anchorprune_vllm.commands.results_file import write_json
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS
 from tests.soak.serving import Settings, Soak, soak_model
 from tests.support.own_process import run_in_process
 from tests.support.runners import RUNNERS
@@ -30,7 +30,7 @@ FIRST_CLASS = (
     *("qwen3.5", "qwen3-vl", "qwen3-vl-moe", "qwen2-vl", "internvl", "internvl-chat"),
     *("gemma3", "gemma4", "glm-4v", "mistral3", "pixtral", "llama4", "smolvlm", "idefics3"),
 )
-MODELS = (*FIRST_CLASS, *ARCHITECTURES)
+MODELS = (*FIRST_CLASS, *DEMO_MODELS)
 _START_SECONDS = 600
 """The time for an engine's start and its cold answers, which comes on top of the minutes."""
 _DRAWN = ("seed", "pool", "runner", "requests")

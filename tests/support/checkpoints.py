@@ -13,12 +13,12 @@ from unittest.mock import patch
 
 from vllm.model_executor.models import registry
 
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, make_demo_model
-from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS, make_demo_model
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.support.dialects import prompt_of
 from tests.support.runners import RUNNERS, engine_on
 
-CHECKPOINTS = (*ARCHITECTURES, *FAMILIES)
+CHECKPOINTS = (*DEMO_MODELS, *TINY_MODELS)
 QUESTION = "What color is the circle?"
 MOST_IMAGES = 4
 
@@ -53,16 +53,15 @@ class Checkpoint:
 def write_checkpoint(name: str, path: Path) -> Checkpoint:
     """Write a tiny checkpoint to a directory."""
     make_demo_model(path, arch=name)
-    if name in FAMILIES:
-        described: Any = describe_family(name)
-        video = getattr(described, "video", "")  # Pixtral's has none, nor the next
-        turn = f"<|im_start|>user\n{video}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    if name in TINY_MODELS:
+        tiny = TINY_MODELS[name]
+        turn = f"<|im_start|>user\n{tiny.video}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
         return Checkpoint(
             path,
-            described.architecture_name,
-            getattr(described, "max_images", None) or MOST_IMAGES,
-            turn if video else "",
-            {**described.engine_arguments},
+            tiny.architecture,
+            tiny.max_images or MOST_IMAGES,
+            turn if tiny.video else "",
+            {**tiny.engine_arguments},
         )
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     takes_videos = any(key.startswith("video_token_i") for key in config)

@@ -30,7 +30,8 @@ def mixed_requests(model: Path) -> list[dict[str, Any]]:
 
 
 def takes_videos(model: Path) -> bool:
-    return "video_token_i" in (model / "config.json").read_text()  # id, or index
+    config = model / "config.json"  # Mistral's own format has none
+    return config.exists() and "video_token_i" in config.read_text()  # id, or index
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, reduce
 from itertools import count
 from pathlib import Path
@@ -71,7 +71,7 @@ def _ask(function: Callable[..., Any], *args: Any) -> Any:
 
 # -- in the other process -------------------------------------------------------------------------
 
-_engines: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
+_engines: dict[int, tuple[ExitStack, Any]] = {}
 
 
 def _answer(pickled: bytes) -> bytes:
@@ -83,9 +83,11 @@ def _start(number: int, model: Path, budget: int | str | None, options: dict[str
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     from tests.support.engine import make_engine
+    from tests.support.families import groups_with_experts
 
-    made = make_engine(model, budget, **options)
-    llm = made.__enter__()
+    made = ExitStack()
+    made.enter_context(groups_with_experts())
+    llm = made.enter_context(make_engine(model, budget, **options))
     _engines[number] = made, llm
     assert llm.collective_rpc(_runner_class) == [GPUModelRunner]
 
@@ -96,7 +98,7 @@ def _runner_class(worker: Any) -> type:
 
 def _stop(number: int) -> None:
     made, _ = _engines.pop(number)
-    made.__exit__(None, None, None)
+    made.close()
 
 
 def _call(number: int, path: tuple[str, ...], args: Any, kwargs: Any) -> Any:

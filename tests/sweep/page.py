@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/models.md, written from the record of a sweep."""
+"""The generated part of docs/models.md, written from the record of a sweep."""
 
 from __future__ import annotations
 
@@ -12,41 +12,13 @@ from anchorprune_vllm.commands.models.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
+_START, _END = "<!-- architectures -->\n", "<!-- end of architectures -->\n"
 _HEAD = """\
-# Models
-
-Written by `make sweep`, and not by hand. `anchorprune models` shows the same table for the vLLM
-that is installed.
-
 {summary}
 
-A tiny checkpoint with random weights says whether an architecture is served as it should be; it
-says nothing about accuracy. Each was served on a CPU by a real engine, first by vLLM without a
-budget and then pruned, with one image, two, images with words between them, none, and a video if it
-takes one, at budgets of 12, 25% and 100%. It passes if
-
-- *counted*: each image has as many tokens in the prompt as its budget says, and the prompt is
-  shorter by the rest;
-- *100%*: with a budget of all tokens, answers are those of vLLM without a budget: the same tokens,
-  and logprobs within 0.001;
-- *warm*: an engine that has seen other questions and budgets answers like one that has forgotten
-  all;
-- *positions*, where they are native: kept tokens, text and answer have positions of the unpruned
-  prompt.
-
-| level | importance |
-|---|---|
-| full | comes from the attention of the vision tower |
-| reduced | comes from the rows: which tokens of the tower make up one is not known |
-| general | not tried: full or reduced, which is found out when a checkpoint is loaded |
-| no | refused with a budget, for the reason given |
-
-*Stated by*: four architectures have an adapter of their own; a family tells the general adapter
-about others in a few lines; about the rest it finds out at load. *Tested*: *reference* is a
-comparison of kept tokens, positions and answers with an independent pipeline of the paper on
-transformers, *engine* all tests on the real engine, and *sweep* what this page describes.
-
-To refuse all that is not full: `--anchorprune-config '{{"level": "full"}}'`.
+*Stated by*: four architectures have an adapter of their own; for others, a family tells the general
+adapter about the model in a few lines; for the rest, the adapter finds out when it loads the model.
+*Tested* says which of the tests [above](#how-they-were-tested) an architecture has passed.
 
 | architecture | sees | level | stated by | tested | remarks |
 |---|---|---|---|---|---|
@@ -54,12 +26,25 @@ To refuse all that is not full: `--anchorprune-config '{{"level": "full"}}'`.
 
 
 def write_page(record: Record) -> None:
-    """Write the page."""
-    PAGE.write_text(page_of(record), encoding="utf-8")
+    """Replace the section of the page between its marks."""
+    page = with_architectures(PAGE.read_text(encoding="utf-8"), record)
+    PAGE.write_text(page, encoding="utf-8")
 
 
-def page_of(record: Record) -> str:
-    """Return the whole page."""
+def with_architectures(page: str, record: Record) -> str:
+    """Return the page with the section between its marks written from the record.
+
+    Raises ValueError unless each mark is there once, in order.
+    """
+    before, start, rest = page.partition(_START)
+    _, end, after = rest.partition(_END)
+    if not end or (page.count(_START), page.count(_END)) != (1, 1):
+        raise ValueError(f"{PAGE}: give {_START.strip()} and {_END.strip()} a line each, once")
+    return f"{before}{start}{section_of(record)}{end}{after}"
+
+
+def section_of(record: Record) -> str:
+    """Return the summary and the table of all architectures."""
     rows = make_rows(record.architectures, record)
     lines = [
         f"| `{row.architecture}` | {row.media} | {row.level} | {row.stated_by} | {row.tested} | "

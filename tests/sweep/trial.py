@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vllm import LLM
 
-from anchorprune_vllm.commands.models.record import Level, Outcome, Trial
+from anchorprune_vllm.commands.models.record import Outcome, Trial, TrialLevel
 from tests.support.asking import ANSWER, ASKED, Answer, ask, override
 from tests.support.checkpoints import Checkpoint, write_checkpoint
 from tests.support.dialects import in_dialect
@@ -198,7 +198,7 @@ def describe_pruning(worker: Any) -> dict[str, Any]:
     """Return level and positions of the model in a worker."""
     model = worker.model_runner.model
     tower = getattr(model, "tower_signals", None)  # only the general adapter has to find out
-    level: Level = "reduced" if tower is not None and tower.order is None else "full"
+    level: TrialLevel = "reduced" if tower is not None and tower.order is None else "full"
     return {"level": level, "has_native_positions": model._native_positions}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM does for each model that it loads, and what costs tests more than the model itself."""
+"""Fixtures for tests that load models: the process group, and quicker loading."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.models import registry
+
+from anchorprune_vllm.testing.local_model import one_rank
 
 
 def inspect_here(model: Any) -> Any:
@@ -26,4 +28,11 @@ def models_load_quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry._LazyRegisteredModel, "inspect_model_cls", inspect_here)
         patch.setattr(base_loader, "gc", SimpleNamespace(collect=lambda: 0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make the process group that models need."""
+    with one_rank(tmp_path_factory.mktemp("rank")):
         yield

@@ -74,7 +74,7 @@ def test_flags_without_budget_are_inert_and_say_so(
     monkeypatch.setattr(logger, "warning_once", lambda text, *args: lines.append(text % args))
     assert overrides(parser, "--anchorprune-query", "last") == {}
     (line,) = lines
-    assert "without --anchorprune-budget there is no effect of --anchorprune-query" in line
+    assert "without --anchorprune-budget these flags have no effect: --anchorprune-query" in line
 
 
 def test_bad_values_end_in_one_line(
@@ -185,5 +185,5 @@ def test_help_has_a_group(
         parser.parse_args(["--help=AnchorPrune"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "a share such as 10%" in shown
-    assert "A flag of its own wins over the same setting in here" in shown
+    assert "Other flags override the same settings here" in shown
     assert "(default: None)" not in shown  # what the defaults are is in the texts

@@ -1,36 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of `anchorprune bench`."""
+"""The arguments of `anchorprune bench`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anchorprune_vllm.commands import options
 from anchorprune_vllm.commands.checks import check_out
-from anchorprune_vllm.commands.options import (
-    add_budgets,
-    add_dtype,
-    add_methods,
-    add_out,
-    add_several,
-    add_text_encoder,
-    parsed_by,
-    positive,
-)
 
 if TYPE_CHECKING:
-    from anchorprune_vllm.commands.bench.served import ServedModel
+    from anchorprune_vllm.commands.bench.served import Comparison
+    from anchorprune_vllm.commands.bench.shapes import MediaSize
 
-_USAGE = "%(prog)s (--shape SHAPE | --model ID_OR_PATH) [OPTION ...]"
 _SHAPES = ("llava-1.5", "llava-next", "qwen2.5-vl", "llava-video")
 
 
 def add_bench(commands: Any) -> None:
-    """Add the subcommand, with its own."""
-    bench = commands.add_parser("bench", help="what pruning costs and brings in time and memory")
+    """Add `bench` and its kinds to the subcommands of `anchorprune`."""
+    bench = commands.add_parser("bench", help="measure what pruning costs and saves")
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     _add_parts(kinds)
     _add_gpu_cost(kinds)
@@ -42,193 +35,114 @@ def add_bench(commands: Any) -> None:
 def _add_parts(kinds: Any) -> None:
     command = kinds.add_parser(
         "parts",
-        help="selection, attention and memory by themselves, side by side",
-        description="Time token selection side by side with a straightforward loop of the same "
-        "method, with and without crops, and as a share of a vision-tower call; received attention "
-        "against the tower that it is taken from; videos of two lengths; and the peak memory of "
-        "pruned and unpruned calls. Eight minutes on two CPU cores.",
+        help="time and memory of selection, received attention and videos by themselves",
+        description="Time token selection next to a straightforward loop of the same method, and "
+        "received attention next to the tower that it is taken from. Embed videos of two lengths, "
+        "pruned and unpruned, and measure the peak memory. Takes eight minutes on two CPU cores.",
     )
-    command.add_argument(
-        "--repeats",
-        type=positive,
-        default=15,
-        metavar="N",
-        help="of each measurement (default: 15)",
-    )
-    command.add_argument(
-        "--authors",
-        type=Path,
-        metavar="DIR",
-        help="a clone of the paper's code (github.com/MULTI-cau/AnchorPrune): its selector is "
-        "timed beside ours, for items without crops or frames",
-    )
+    _add_count(command, "--repeats", 15, "how often to take each time")
+    authors = "a clone of github.com/MULTI-cau/AnchorPrune, to time the authors' selector too"
+    command.add_argument("--authors", type=Path, metavar="DIR", help=authors)
+    only = 'print one table, such as "received attention" (default: all of them)'
+    command.add_argument("--only", metavar="TABLE", help=only)
     command.set_defaults(run=_parts)
 
 
 def _add_gpu_cost(kinds: Any) -> None:
     command = kinds.add_parser(
         "gpu-cost",
-        help="compute what choosing costs on an A100, H100 and L4; needs no GPU",
-        description="Count what choosing tokens gives a GPU to do (launches, dependent steps, "
+        help="compute what selection costs on an A100, H100 and L4; needs no GPU",
+        description="Count what token selection gives a GPU to do (launches, dependent steps, "
         "bytes, operations), and compute from that how long it takes on an A100, an H100 and an "
-        "L4, beside the prefill of the pruned prompt. Nothing is measured. Takes seconds.",
+        "L4, next to the prefill of the pruned prompt. Nothing is measured. Takes seconds.",
     )
     command.set_defaults(run=_gpu_cost)
 
 
-def _gpu_cost(args: argparse.Namespace) -> None:
-    from anchorprune_vllm.commands.bench.gpu_cost import run_gpu_cost
-
-    run_gpu_cost()
-
-
 def _add_serve(kinds: Any) -> None:
-    command = kinds.add_parser(
-        "serve",
-        help="vLLM under load, unpruned and pruned, one server after the other",
-        usage=_USAGE,
-        description="Start `vllm serve` unpruned, with free selection (the first K tokens, no "
-        "signals: what pruning would be if choosing cost nothing), and with each method at each "
-        "budget; put vLLM's own `vllm bench serve` to each of them. Writes DIR/results.json, "
-        "table.md, budget.png and concurrency.png. Each measurement is kept as soon as it ends: "
-        "the same command goes on where it was stopped, one with more methods or budgets adds to "
-        "it.",
+    command = _add_served(
+        *(kinds, "serve", _serve, "5.6%,11.1%"),
+        help="put load on vLLM, unpruned and pruned, one server after the other",
+        description="Start `vllm serve` unpruned, with free selection (the method first, which "
+        "keeps the first K tokens and costs nothing), and with each method at each budget, and run "
+        "vLLM's own `vllm bench serve` on each of them. Writes DIR/results.json, table.md, "
+        "budget.png and concurrency.png. Each measurement is kept as soon as it ends: the same "
+        "command continues where it was stopped, and one with more methods or budgets adds to it.",
     )
-    _add_model(command)
-    add_methods(command, "; first is in every run, as free selection")
-    add_budgets(command, "5.6%,11.1%")
-    add_several(
-        command,
-        "--concurrency",
-        _whole_numbers,
-        [1, 8, 32],
+    options.add_several(
+        *(command, "--concurrency", _whole_numbers, [1, 8, 32]),
         metavar="N",
-        help="requests at once (default: 1 8 32)",
+        help="numbers of requests at once (default: 1 8 32)",
     )
-    command.add_argument(
-        "--requests",
-        type=positive,
-        default=12,
-        metavar="N",
-        help="of a measurement, and at least twice as many as are at once (default: 12)",
+    _add_count(command, "--requests", 12, "requests of a measurement, at least 2 x --concurrency")
+    _add_count(command, "--question-tokens", 24, "tokens of random words in a request")
+    _add_count(command, "--output-tokens", 8, "tokens of an answer")
+    _add_count(command, "--repeat", 1, "rounds over all servers")
+    data = (
+        "requests in vLLM's format custom_image, instead of random ones: lines such as "
+        '{"prompt": "...", "image_files": ["a.png"]}'
     )
-    command.add_argument(
-        "--question-tokens",
-        type=positive,
-        default=24,
-        metavar="N",
-        help="of random words (default: 24)",
-    )
-    command.add_argument(
-        "--output-tokens", type=positive, default=8, metavar="N", help="of an answer (default: 8)"
-    )
-    command.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE.jsonl",
-        help="instead of random pictures and words: vLLM's format custom_image, with lines such as "
-        '{"prompt": "...", "image_files": ["a.png"]}',
-    )
-    command.add_argument(
-        "--repeat",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="rounds over all servers (default: 1)",
-    )
-    command.add_argument(
-        "--vllm-video-pruning",
-        action="store_true",
-        help="compare with vLLM's own --video-pruning-rate too (clips, and a model that vLLM "
-        "prunes, as Qwen2.5-VL)",
-    )
-    command.set_defaults(run=_serve, when_stopped="; the same command goes on from here")
+    command.add_argument("--data", type=Path, metavar="FILE.jsonl", help=data)
+    video = "compare with vLLM's own --video-pruning-rate too, for videos and a model it prunes"
+    command.add_argument("--vllm-video-pruning", action="store_true", help=video)
+    command.set_defaults(when_stopped="; the same command goes on from here")
 
 
 def _add_questions(kinds: Any) -> None:
-    command = kinds.add_parser(
-        "questions",
-        help="one picture, many questions: time to first token of the further ones",
-        usage=_USAGE,
-        description="Ask several questions about one picture, one after the other: unpruned with "
-        "and without vLLM's prefix cache, and with each method at each budget, with and without "
-        "the feature cache. Writes "
-        "DIR/questions.json.",
+    command = _add_served(
+        *(kinds, "questions", _questions, "11.1%"),
+        help="ask many questions about one image, and time the first token of each",
+        description="Ask several questions about one image, one after the other: unpruned with and "
+        "without vLLM's prefix cache, and with each method at each budget, with and without the "
+        "feature cache. Writes DIR/questions.json.",
     )
-    _add_model(command)
-    add_methods(command)
-    add_budgets(command, "11.1%")
-    command.add_argument(
-        "--questions", type=_at_least_two, default=20, metavar="N", help="(default: 20)"
-    )
-    command.set_defaults(run=_questions)
+    _add_count(command, "--questions", 20, "how many questions to ask", _at_least_two)
 
 
 def _add_profile(kinds: Any) -> None:
-    command = kinds.add_parser(
-        "profile",
-        help="where the time of one request goes",
-        usage=_USAGE,
-        description="Take the time of one request up to its first token apart, stage by stage: "
+    command = _add_served(
+        *(kinds, "profile", _profile, "11.1%"),
+        help="show where the time of one request goes",
+        description="Break down the time of one request up to its first token, stage by stage: "
         "unpruned, with free selection, and with each method at each budget, in engines in this "
-        "process that are asked in turns. Writes DIR/profile.json.",
+        "process that take turns. Writes DIR/profile.json.",
     )
-    _add_model(command)
-    add_methods(command)
-    add_budgets(command, "11.1%")
-    command.add_argument(
-        "--requests", type=positive, default=12, metavar="N", help="of each (default: 12)"
-    )
-    command.set_defaults(run=_profile)
+    _add_count(command, "--requests", 12, "requests to each engine")
 
 
-def _add_model(command: Any) -> None:
-    """What is served, and where results go."""
+def _add_served(
+    kinds: Any, name: str, run: Callable[..., None], budgets: str, **texts: str
+) -> argparse.ArgumentParser:
+    """Add a benchmark that serves a model, with the arguments that all of these have."""
+    usage = "%(prog)s (--shape SHAPE | --model ID_OR_PATH) [OPTION ...]"
+    command: argparse.ArgumentParser = kinds.add_parser(name, usage=usage, **texts)
+    command.set_defaults(run=run)
     which = command.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--shape",
-        choices=_SHAPES,
-        help="random weights in the proportions of the 7B model, scaled down",
-    )
-    which.add_argument("--model", metavar="ID_OR_PATH", help="a real checkpoint")
-    command.add_argument(
-        "--scale",
-        type=_scale,
-        metavar="NUMBER",
-        help="of a shape: 1 is a language model of about 105 M parameters (default: 1; llava-next "
-        "and llava-video 0.3)",
-    )
-    command.add_argument(
-        "--media",
-        type=_media,
-        metavar="WxH[xFRAMES]",
-        help="of a request: a picture of this size, or a clip (default: the shape's; with --model "
-        "672x672)",
-    )
-    add_text_encoder(command)
-    add_dtype(command, "vLLM's; of a shape bfloat16, on a CPU float32")
-    command.add_argument(
-        "--server-args",
-        type=_words,
-        default=[],
-        metavar="FLAGS",
-        help="further flags of every vllm serve, in one string: --server-args='--flag value'",
-    )
-    command.add_argument(
-        "--start-seconds",
-        type=positive,
-        default=1800,
-        metavar="N",
-        help="a server may take (default: 1800)",
-    )
-    add_out(command, None, "bench-results/NAME OF THE MODEL")
-    command.add_argument(
-        "--models",
-        type=Path,
-        default=Path(".demo"),
-        metavar="DIR",
-        help="for shapes (default: .demo)",
-    )
+    shape = "serve random weights in the proportions of the 7B model, scaled down"
+    which.add_argument("--shape", choices=_SHAPES, help=shape)
+    which.add_argument("--model", metavar="ID_OR_PATH", help="serve a real checkpoint")
+    scale = "size of a shape: 1 is 105 M parameters (default: 1; llava-next and llava-video 0.3)"
+    command.add_argument("--scale", type=_scale, metavar="NUMBER", help=scale)
+    media = "size of the image or video in a request (default: the shape's; with --model 672x672)"
+    command.add_argument("--media", type=_media, metavar="WxH[xFRAMES]", help=media)
+    options.add_text_encoder(command)
+    options.add_methods(command)
+    options.add_budgets(command, budgets)
+    options.add_dtype(command, "vLLM's; of a shape bfloat16, on a CPU float32")
+    flags = "further flags of every vllm serve, in one string: --server-args='--flag value'"
+    command.add_argument("--server-args", type=_words, default=[], metavar="FLAGS", help=flags)
+    _add_count(command, "--start-seconds", 1800, "seconds that a server may take to start")
+    options.add_out(command, None, "bench-results/NAME OF THE MODEL")
+    models = "where to make the checkpoints of shapes (default: .demo)"
+    command.add_argument("--models", type=Path, default=Path(".demo"), metavar="DIR", help=models)
+    return command
+
+
+def _add_count(
+    command: Any, flag: str, default: int, text: str, parse: Callable[..., int] = options.positive
+) -> None:
+    text = f"{text} (default: {default})"
+    command.add_argument(flag, type=parse, default=default, metavar="N", help=text)
 
 
 def _parts(args: argparse.Namespace) -> None:
@@ -238,82 +152,75 @@ def _parts(args: argparse.Namespace) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from anchorprune_vllm.commands.bench.parts import run_parts
 
-    run_parts(args.repeats, args.authors)
+    run_parts(args.repeats, args.authors, args.only)
+
+
+def _gpu_cost(args: argparse.Namespace) -> None:
+    from anchorprune_vllm.commands.bench.gpu_cost import run_gpu_cost
+
+    run_gpu_cost()
 
 
 def _serve(args: argparse.Namespace) -> None:
-    out, model = _out(args), _served_model(args)
+    compared = _comparison(args)
     from anchorprune_vllm.commands.bench.load import Load
-    from anchorprune_vllm.commands.bench.serve import Benchmark, run_serve
+    from anchorprune_vllm.commands.bench.serve import ServeComparison, run_serve
 
-    own = args.shape == "qwen2.5-vl" and model.media.frames > 1
-    if args.vllm_video_pruning and model.media.frames == 1:
-        raise ValueError("--vllm-video-pruning needs clips: give --media WxHxFRAMES")
+    media = compared.model.media
+    if args.vllm_video_pruning and media.frames == 1:
+        raise ValueError("--vllm-video-pruning needs videos: give --media WxHxFRAMES")
     if args.vllm_video_pruning:
-        model.check_vllm_prunes()
-    run_serve(
-        Benchmark(
-            model=model,
-            load=Load(
-                model.media, args.data, args.question_tokens, args.output_tokens, args.requests
-            ),
-            methods=args.methods,
-            budgets=args.budgets,
-            concurrencies=sorted(args.concurrency),
-            rounds=args.repeat,
-            out=out,
-            with_vllm=args.vllm_video_pruning or own,
-            command=shlex.join(["anchorprune", *args.given]),
-        )
-    )
+        compared.model.check_vllm_prunes()
+    with_vllm = args.vllm_video_pruning or (args.shape == "qwen2.5-vl" and media.frames > 1)
+    sizes = (args.question_tokens, args.output_tokens, args.requests)
+    load = Load(media, args.data, *sizes, sorted(args.concurrency))
+    run_serve(ServeComparison(**vars(compared), load=load, rounds=args.repeat, with_vllm=with_vllm))
 
 
 def _questions(args: argparse.Namespace) -> None:
-    out, model = _out(args), _served_model(args)
+    compared = _comparison(args)
     from anchorprune_vllm.commands.bench.questions import run_questions
 
-    command = shlex.join(["anchorprune", *args.given])
-    run_questions(model, args.methods, args.budgets, args.questions, out, command)
+    run_questions(compared, args.questions)
 
 
 def _profile(args: argparse.Namespace) -> None:
-    out, model = _out(args), _served_model(args)
+    compared = _comparison(args)
     from anchorprune_vllm.commands.bench.profile import run_profile
 
-    command = shlex.join(["anchorprune", *args.given])
-    run_profile(model, args.methods, args.budgets, args.requests, out, command)
+    run_profile(compared, args.requests)
 
 
-def _served_model(args: argparse.Namespace) -> ServedModel:
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    from anchorprune_vllm.commands.bench.served import served_model
-
-    return served_model(
-        shape=args.shape,
-        model=args.model,
-        scale=args.scale,
-        media=args.media,
-        text_encoder=args.text_encoder,
-        server_args=[*(["--dtype", args.dtype] if args.dtype else []), *args.server_args],
-        directory=args.models,
-        start_seconds=args.start_seconds,
-    )
-
-
-def _out(args: argparse.Namespace) -> Path:
-    out: Path = args.out or Path("bench-results") / (args.shape or Path(args.model).name)
+def _comparison(args: argparse.Namespace) -> Comparison:
+    """Find or make the model; raise ValueError for arguments that do not go together."""
+    out = args.out or Path("bench-results") / (args.shape or Path(args.model).name)
     check_out(out)
-    return out
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from anchorprune_vllm.commands.bench.served import Comparison, checkpoint, random_model
+
+    flags = [*(["--dtype", args.dtype] if args.dtype else []), *args.server_args]
+    if args.model:
+        if args.scale is not None:
+            raise ValueError("--scale is for --shape: a checkpoint has the size that it has")
+        model = checkpoint(args.model, args.media, args.text_encoder, flags)
+    else:
+        if args.text_encoder is not None:
+            raise ValueError("--text-encoder is for --model: a shape brings its own")
+        wanted = (args.shape, args.scale, args.media)
+        model = random_model(*wanted, flags, args.models)
+    model = replace(model, start_seconds=args.start_seconds)
+    command = shlex.join(["anchorprune", *args.given])
+    return Comparison(model, args.methods, args.budgets, out, command)
 
 
-@parsed_by
-def _media(text: str) -> Any:
-    from anchorprune_vllm.commands.bench.shapes import Media
+@options.parsed_by
+def _media(text: str) -> MediaSize:
+    from anchorprune_vllm.commands.bench.shapes import MediaSize
 
-    return Media.parse(text)
+    return MediaSize.parse(text)
 
 
-@parsed_by
+@options.parsed_by
 def _scale(text: str) -> float:
     try:
         scale = float(text)
@@ -324,14 +231,14 @@ def _scale(text: str) -> float:
     return scale
 
 
-@parsed_by
+@options.parsed_by
 def _at_least_two(text: str) -> int:
-    if positive(text) < 2:
+    if options.positive(text) < 2:
         raise ValueError("give at least 2 questions: the first is not a further one")
     return int(text)
 
 
-@parsed_by
+@options.parsed_by
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -340,4 +247,4 @@ def _words(text: str) -> list[str]:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
+    return [options.positive(part) for part in text.split(",")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared: ways to serve one model, each a server of its own."""
+"""The ways to serve one model that a benchmark compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from anchorprune_vllm import PruneConfig
 from anchorprune_vllm.budget import Budget
-from anchorprune_vllm.commands.chosen_methods import Method, parse_methods
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod, parse_methods
 from anchorprune_vllm.methods.registry import check_method
 
 UNPRUNED, FREE, VLLM = "unpruned", "free selection", "vLLM's video pruning"
@@ -18,20 +18,18 @@ _FREE_METHOD = "first"
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to serve."""
+    """One way to serve the model."""
 
-    method: str
-    """A `Method` in words, or one of the above."""
+    method: str  # as `--methods` takes it, or one of the names above
     budget: str | None = None
 
     def __str__(self) -> str:
         return self.method if self.budget is None else f"{self.method}, {self.budget}"
 
     def flags(self, text_encoder: str | None = None, **settings: object) -> list[str]:
-        """Of `vllm serve`; `settings` are further ones of `PruneConfig`."""
-        if self.method == UNPRUNED:
+        """Return the flags of `vllm serve`; `settings` are further ones of `PruneConfig`."""
+        if self.budget is None:
             return []
-        assert self.budget is not None
         if self.method == VLLM:
             kept = Budget.parse(self.budget).tokens(10_000) / 10_000
             return ["--video-pruning-rate", f"{1 - kept:.4f}"]
@@ -45,16 +43,19 @@ class Contender:
         ]
 
 
-def check_methods(methods: Sequence[Method], budgets: Sequence[str]) -> None:
-    """Raise ValueError for a method that a server would not start with."""
+def check_methods(methods: Sequence[ChosenMethod], budgets: Sequence[str]) -> None:
+    """Raise ValueError for a method with which a server would not start."""
     for method in methods:
         check_method(PruneConfig.from_dict({"budget": budgets[0], **method.settings()}))
 
 
 def contenders(
-    methods: Sequence[Method], budgets: Sequence[str], *, with_vllm: bool
+    methods: Sequence[ChosenMethod], budgets: Sequence[str], *, with_vllm: bool = False
 ) -> list[Contender]:
-    """The two controls, and the methods at each budget; ValueError for what would not start."""
+    """Return unpruned, then free selection and the methods at each budget.
+
+    Raises ValueError for a method or budget with which a server would not start.
+    """
     check_methods(methods, budgets)
     for budget in budgets:
         if with_vllm and not budget.endswith("%"):
@@ -63,8 +64,8 @@ def contenders(
                 "give shares, as 5.6%"
             )
     others = [str(method) for method in methods if method.name != _FREE_METHOD]
-    at_budgets = [FREE, *others, *([VLLM] if with_vllm else [])]
+    compared = [FREE, *others, *([VLLM] if with_vllm else [])]
     return [
         Contender(UNPRUNED),
-        *(Contender(method, budget) for budget in budgets for method in at_budgets),
+        *(Contender(method, budget) for budget in budgets for method in compared),
     ]

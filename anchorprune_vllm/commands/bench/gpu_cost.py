@@ -1,154 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`anchorprune bench gpu-cost`: what choosing costs on GPUs that are not here. Computed.
+"""`anchorprune bench gpu-cost`: compute what selection costs on GPUs that are not here.
 
-A launch takes as long as the slowest of what it needs: its arithmetic, its traffic with memory and
-with the L2 cache, the dependent steps of its programs, and at least what any launch takes. What is
-counted is in `launches.py`, what GPUs can do in `gpus.py`.
+A launch takes as long as the slowest thing that it needs: its arithmetic, its traffic with memory
+and with the L2 cache, the dependent steps of its programs, and at least what an empty launch takes.
+`launches.py` counts the work; what a GPU reaches of its data sheet is assumed here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from anchorprune_vllm.commands.bench import gpus
-from anchorprune_vllm.commands.bench.flops import Tower, Transformer
-from anchorprune_vllm.commands.bench.gpus import GPUS, Gpu
-from anchorprune_vllm.commands.bench.launches import Launch, counted
-from anchorprune_vllm.commands.bench.shapes import SHAPES
-from anchorprune_vllm.selection import Candidates
+from anchorprune_vllm.commands.bench.choices import Choice
+from anchorprune_vllm.commands.bench.flops import QWEN_7B, VICUNA_7B, Tower, Transformer
+from anchorprune_vllm.commands.bench.launches import Launch, count_launches
+from anchorprune_vllm.commands.bench.measure import table
 
-QUESTION_TOKENS = 50
-"""Of text in each prompt: template and question."""
+TENSOR_SHARE = 0.5  # of the tensor cores' peak, reached by our products of small tiles
+PREFILL_SHARE = 0.55  # of that peak, reached by the language model's prefill
+MEMORY_SHARE = 0.8  # of the memory's bandwidth
+CACHE_BYTES_PER_CYCLE = 16  # read by a multiprocessor from the L2 cache: a quarter of its port
+LAUNCH_SECONDS = 2.5e-6  # of a kernel with next to nothing to do, between its neighbours
+TORCH_HOST_SECONDS = 6e-6  # that the host spends on an operation of torch
+TRITON_HOST_SECONDS = 30e-6  # that the host spends on a launch of a Triton kernel
 
-
-@dataclass(frozen=True)
-class Choice:
-    """Images or videos of one model, from which tokens are chosen at once."""
-
-    model: str
-    tokens: int  # N of each
-    budget: int  # K of each
-    anchor_size: int  # width of the features of Stage 1
-    context_size: int  # width of the features of Stage 2
-    language_model: Transformer
-    units: int = 1
-    items: int = 1
-
-    def candidates(self, device: str = "meta") -> list[Candidates]:
-        """Return the items: of half precision, as served models are."""
-        units = torch.arange(self.units).repeat_interleave(self.tokens // self.units)
-
-        def numbers(*shape: int) -> torch.Tensor:
-            if device == "meta":
-                return torch.empty(shape, dtype=torch.bfloat16, device=device)
-            return torch.randn(shape, dtype=torch.bfloat16, device=device)
-
-        return [
-            Candidates(
-                numbers(self.tokens),
-                numbers(self.tokens, self.anchor_size),
-                numbers(self.tokens).abs(),
-                self.budget,
-                numbers(self.tokens, self.context_size),
-                units if self.units > 1 else None,
-            )
-            for _ in range(self.items)
-        ]
+QUESTION_TOKENS = 50  # of text in each prompt: template and question
+IMAGES = (1024, 4096, 16384)  # visual tokens of images for which importance is counted
 
 
-_VICUNA = SHAPES["llava-1.5"].language_model
-_QWEN = SHAPES["qwen2.5-vl"].language_model
+class Gpu(NamedTuple):
+    """The figures of NVIDIA's data sheet; half precision is dense, without sparsity."""
 
-CHOICES = (
-    Choice("LLaVA-1.5-7B, an image", 576, 64, 768, 1024, _VICUNA),
-    Choice("LLaVA-NeXT-7B, an image with crops", 2880, 640, 768, 1024, _VICUNA, units=5),
-    Choice("Qwen2.5-VL-7B, an image", 1296, 256, 3584, 3584, _QWEN),
-    Choice("Qwen2.5-VL-7B, a video", 10368, 512, 3584, 3584, _QWEN),
-    Choice("Qwen2.5-VL-7B, a photo of 12 megapixels", 15552, 1555, 3584, 3584, _QWEN),
-    Choice("LLaVA-1.5-7B, 32 images", 576, 64, 768, 1024, _VICUNA, items=32),
+    name: str
+    multiprocessors: int
+    clock: float  # Hz, boost
+    half_flops: float  # per second, bfloat16 or float16 on tensor cores
+    single_flops: float  # per second, float32 outside of them
+    memory_bandwidth: float  # bytes per second
+
+
+GPUS = (
+    Gpu("A100 (80 GB, SXM)", 108, 1.410e9, 312e12, 19.5e12, 2.039e12),
+    Gpu("H100 (80 GB, SXM)", 132, 1.830e9, 989e12, 67e12, 3.350e12),
+    Gpu("L4", 58, 2.040e9, 121e12, 30.3e12, 0.300e12),
 )
 
+CHOICES = (
+    Choice("LLaVA-1.5-7B, an image", 576, 64, 768, 1024, VICUNA_7B),
+    Choice("LLaVA-NeXT-7B, an image with crops", 2880, 640, 768, 1024, VICUNA_7B, units=5),
+    Choice("Qwen2.5-VL-7B, an image", 1296, 256, 3584, 3584, QWEN_7B),
+    Choice("Qwen2.5-VL-7B, a video", 10368, 512, 3584, 3584, QWEN_7B),
+    Choice("Qwen2.5-VL-7B, a photo of 12 megapixels", 15552, 1555, 3584, 3584, QWEN_7B),
+    Choice("LLaVA-1.5-7B, 32 images", 576, 64, 768, 1024, VICUNA_7B, items=32),
+)
 
+# Towers whose importance is received attention; a visual token is 4 patches.
 TOWERS = {
     "Qwen2.5-VL-7B": Tower(
         Transformer(32, 1280, 3420, 3),
         projector=5120 * (5120 + 3584),
         projected_per_patch=1 / 4,
         window=64,
-        whole_blocks=4,
+        full_blocks=4,
     ),
-    # A merger for the tokens, and three for DeepStack's levels.
     "Qwen3-VL-8B": Tower(
         Transformer(27, 1152, 4304),
-        projector=4 * 4608 * (4608 + 4096),
+        projector=4 * 4608 * (4608 + 4096),  # one for the tokens, three for DeepStack's levels
         projected_per_patch=1 / 4,
     ),
 }
-"""Towers whose importance is received attention; a visual token is 4 patches."""
-IMAGES = (1024, 4096, 16384)
-"""Visual tokens of images for which importance is counted."""
 
 
-class Cost(NamedTuple):
-    """Seconds, computed."""
+def gpu_named(name: str) -> Gpu | None:
+    """Return the GPU that torch calls by this name, such as "NVIDIA A100-SXM4-80GB"."""
+    words = name.replace("-", " ").split()
+    return next((gpu for gpu in GPUS if gpu.name.split()[0] in words), None)
 
-    device: float  # that the GPU is busy with choosing
-    host: float  # that the host needs to launch it all; hidden while the GPU still has work
-    prefill: float  # of the prompts with the tokens that were chosen
+
+@dataclass(frozen=True)
+class Cost:
+    """Computed seconds of one choice."""
+
+    device: float  # that the GPU is busy with selection
+    host: float  # that the host needs to launch it, hidden while the GPU still has work
+    prefill: float  # of the pruned prompts
 
 
 def cost_of(choice: Choice, gpu: Gpu) -> Cost:
-    """Compute what a choice costs on a GPU, beside the prefill that follows it."""
-    launches = counted(choice.candidates())
+    """Compute what a choice costs on a GPU, and the prefill that follows it."""
+    launches = count_launches(choice.candidates("meta"))
+    triton = sum(launch.is_triton for launch in launches)
     return Cost(
-        sum(seconds(launch, gpu) for launch in launches),
-        sum(_host_seconds(launch) for launch in launches),
-        prefill_seconds(choice, gpu),
+        device=sum(launch_seconds(launch, gpu) for launch in launches),
+        host=triton * TRITON_HOST_SECONDS + (len(launches) - triton) * TORCH_HOST_SECONDS,
+        prefill=prefill_seconds(choice, gpu),
     )
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     """Compute how long the GPU is busy with one launch."""
-    at_once = gpu.multiprocessors * launch.programs_at_once
+    waves = ceil(launch.programs / (gpu.multiprocessors * launch.programs_at_once))
+    flops = gpu.half_flops if launch.on_tensor_cores else gpu.single_flops
+    cache_bandwidth = CACHE_BYTES_PER_CYCLE * gpu.multiprocessors * gpu.clock
     return max(
-        launch.kernels * gpus.LAUNCH_SECONDS,
-        launch.half_operations / gpu.half_flops / gpus.TENSOR_SHARE,
-        launch.single_operations / gpu.single_flops / gpus.TENSOR_SHARE,
-        launch.memory_bytes / gpu.memory_bandwidth / gpus.MEMORY_SHARE,
-        launch.cache_bytes / gpu.cache_bandwidth,
-        launch.cycles * math.ceil(launch.programs / at_once) / gpu.clock,
+        launch.kernels * LAUNCH_SECONDS,
+        launch.operations / flops / TENSOR_SHARE,
+        launch.memory_bytes / gpu.memory_bandwidth / MEMORY_SHARE,
+        launch.cache_bytes / cache_bandwidth,
+        launch.cycles * waves / gpu.clock,
     )
-
-
-def _host_seconds(launch: Launch) -> float:
-    return gpus.TRITON_HOST_SECONDS if launch.is_triton else gpus.TORCH_HOST_SECONDS
 
 
 def prefill_seconds(choice: Choice, gpu: Gpu) -> float:
     """Compute the prefill of the pruned prompts, all of them in one step."""
-    prompt = choice.budget + QUESTION_TOKENS
-    arithmetic = choice.items * choice.language_model.flops(prompt)
-    weights = 2 * choice.language_model.parameters  # bytes; each is read once
+    operations = choice.items * choice.language_model.flops(choice.budget + QUESTION_TOKENS)
+    weights = 2 * choice.language_model.parameters  # bytes, each of which is read once
     return max(
-        arithmetic / gpu.half_flops / gpus.PREFILL_SHARE,
-        weights / gpu.memory_bandwidth / gpus.MEMORY_SHARE,
+        operations / gpu.half_flops / PREFILL_SHARE,
+        weights / gpu.memory_bandwidth / MEMORY_SHARE,
     )
 
 
 def run_gpu_cost() -> None:
     """Print what is counted, then what that costs on each GPU."""
     console = Console()
-    console.print(counts_table(CHOICES))
+    console.print(_work_table())
     for gpu in GPUS:
-        console.print(cost_table(CHOICES, gpu))
-    console.print(importance_table(TOWERS))
+        console.print(_cost_table(gpu))
+    console.print(_importance_table())
     console.print(
         "Computed from counted launches, bytes and operations; nothing here was measured on a "
         "GPU.\nThe host's time is hidden while the GPU still has work: it adds to the prompt's "
@@ -157,64 +140,44 @@ def run_gpu_cost() -> None:
     )
 
 
-def counts_table(choices: Sequence[Choice]) -> Table:
-    """Make the table of what is counted, which is the same for every GPU."""
-    table = _table(
-        "What choosing gives a GPU to do",
-        *("N", "K", "launches", "dependent steps", "memory", "L2 cache", "operations"),
-    )
-    for choice in choices:
-        launches = counted(choice.candidates())
-        steps = str(sum(each.steps for each in launches))
-        operations = sum(each.half_operations + each.single_operations for each in launches)
-        table.add_row(
-            choice.model,
-            *(f"{choice.tokens:,}", str(choice.budget), str(len(launches)), steps),
-            f"{sum(each.memory_bytes for each in launches) / 1e6:,.1f} MB",
-            f"{sum(each.cache_bytes for each in launches) / 1e6:,.0f} MB",
-            f"{operations / 1e9:,.1f} GFLOP",
+def _work_table() -> Table:
+    rows = []
+    for choice in CHOICES:
+        launches = count_launches(choice.candidates("meta"))
+        rows.append(
+            [
+                *(choice.model, f"{choice.tokens:,}", choice.budget),
+                *(len(launches), sum(each.steps for each in launches)),
+                f"{sum(each.memory_bytes for each in launches) / 1e6:,.1f} MB",
+                f"{sum(each.cache_bytes for each in launches) / 1e6:,.0f} MB",
+                f"{sum(each.operations for each in launches) / 1e9:,.1f} GFLOP",
+            ]
         )
-    return table
+    columns = ["candidates", "N", "K", "launches", "dependent steps", "memory", "L2 cache"]
+    return table("What selection gives a GPU to do", [*columns, "operations"], rows)
 
 
-def cost_table(choices: Sequence[Choice], gpu: Gpu) -> Table:
-    """Make the table of what choosing costs on one GPU."""
-    table = _table(
-        f"Choosing on an {gpu.name}, computed",
-        *("N", "K", "choosing", "pruned prefill", "share", "host"),
-    )
-    for choice in choices:
+def _cost_table(gpu: Gpu) -> Table:
+    rows = []
+    for choice in CHOICES:
         cost = cost_of(choice, gpu)
-        table.add_row(
-            choice.model,
-            *(f"{choice.tokens:,}", str(choice.budget)),
-            f"{1e3 * cost.device:.2f} ms",
-            f"{1e3 * cost.prefill:.1f} ms",
-            f"{cost.device / cost.prefill:.1%}",
-            f"{1e3 * cost.host:.2f} ms",
+        rows.append(
+            [
+                *(choice.model, f"{choice.tokens:,}", choice.budget),
+                *(f"{1e3 * cost.device:.2f} ms", f"{1e3 * cost.prefill:.1f} ms"),
+                *(f"{cost.device / cost.prefill:.1%}", f"{1e3 * cost.host:.2f} ms"),
+            ]
         )
-    return table
+    columns = ["candidates", "N", "K", "selection", "pruned prefill", "share", "host"]
+    return table(f"Selection on an {gpu.name}, computed", columns, rows)
 
 
-def importance_table(towers: Mapping[str, Tower]) -> Table:
-    """Make the table of what importance adds to a vision tower, by operations."""
-    table = _table(
-        "Importance beside the tower that it is read from, by operations",
-        *("visual tokens", "tower", "importance", "share"),
-        first="vision tower",
-    )
-    for name, tower in towers.items():
+def _importance_table() -> Table:
+    rows = []
+    for name, tower in TOWERS.items():
         for tokens in IMAGES:
             whole, importance = tower.flops(1, 4 * tokens), tower.importance_flops(4 * tokens)
-            table.add_row(
-                *(name, f"{tokens:,}", f"{whole / 1e12:.1f} TFLOP"),
-                *(f"{importance / 1e12:.2f} TFLOP", f"{importance / whole:.1%}"),
-            )
-    return table
-
-
-def _table(title: str, *columns: str, first: str = "what is chosen from") -> Table:
-    table = Table(first, title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+            flops = (f"{whole / 1e12:.1f} TFLOP", f"{importance / 1e12:.2f} TFLOP")
+            rows.append([name, f"{tokens:,}", *flops, f"{importance / whole:.1%}"])
+    columns = ["vision tower", "visual tokens", "tower", "importance", "share"]
+    return table("Importance next to the tower that it is read from, by operations", columns, rows)

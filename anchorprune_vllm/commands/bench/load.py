@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load: vLLM's own `vllm bench serve`, one process for each measurement."""
+"""The load on a server: vLLM's own `vllm bench serve`, one process for each measurement."""
 
 from __future__ import annotations
 
@@ -14,40 +14,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.commands.bench.shapes import Media
-from anchorprune_vllm.commands.eval.json_lines import JsonLine, read_json_lines
+from pydantic import BaseModel
+
+from anchorprune_vllm.commands.bench.shapes import MediaSize
+from anchorprune_vllm.commands.eval.json_lines import read_json_lines
 from anchorprune_vllm.testing.server import VllmServer, tail
 
 SERVED_NAME = "bench"
-EXAMPLE = '{"prompt": "...", "image_files": ["a.png"]}'
+_EXAMPLE = '{"prompt": "...", "image_files": ["a.png"]}'
 _ADDRESS = re.compile(r"(https?|file)://|data:image/")
 
-KEPT = (
-    *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens"),
-    *("request_throughput", "output_throughput", "total_token_throughput"),
-    *("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"),
-    *("median_itl_ms", "median_e2el_ms", "p99_e2el_ms"),
-)
-"""Of vLLM's result, what is kept in results.json."""
+
+class ClientResult(BaseModel, extra="allow"):
+    """The figures of `vllm bench serve`, under vLLM's names; the report uses those named here."""
+
+    completed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    median_ttft_ms: float
+    p99_ttft_ms: float
+    median_tpot_ms: float
 
 
 @dataclass(frozen=True)
 class Load:
-    """What requests are like; all of them carry other media, so no cache can help."""
+    """The requests of all measurements; each carries other media, so that no cache can help."""
 
-    media: Media
-    data: Path | None
-    """A JSONL file in vLLM's format custom_image; None: random pictures and words."""
+    media: MediaSize
+    data: Path | None  # a JSONL file in vLLM's format custom_image; None: random images and words
     question_tokens: int
     output_tokens: int
     requests: int
+    concurrencies: Sequence[int]
 
     def requests_at(self, concurrency: int) -> int:
-        """Enough that as many are under way most of the time."""
+        """Return how many requests to send, so that most of the time as many are under way."""
         return max(self.requests, 2 * concurrency)
 
+    def lines_at(self, concurrency: int) -> tuple[int, int]:
+        """Return which lines of the file a concurrency uses: the first, and the one after."""
+        before = self.concurrencies[: self.concurrencies.index(concurrency)]
+        first = sum(map(self.requests_at, before))
+        return first, first + self.requests_at(concurrency)
+
     def flags(self, seed: int, part: Path | None) -> list[str]:
-        """Of `vllm bench serve`. part: the lines of the file that this measurement is to use."""
+        """Return flags of `vllm bench serve`. part: the lines of the file to use."""
         if part is not None:
             return [
                 *("--dataset-name", "custom_image", "--dataset-path", str(part)),
@@ -64,54 +77,95 @@ class Load:
             *("--random-mm-bucket-config", f"{{{size}: 1.0}}"),
         ]
 
-    def lines(self, concurrencies: Sequence[int]) -> list[tuple[int, int]]:
-        """Of the file, those that each concurrency uses: first, and one behind the last."""
-        counts = [self.requests_at(concurrency) for concurrency in concurrencies]
-        return [(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
+    def check(self) -> None:
+        """Raise ValueError for a file that is unreadable, too short, or repeats an image.
 
-    def check(self, concurrencies: Sequence[int]) -> None:
-        """Raise ValueError for a file that is unreadable, too short, or repeats a picture."""
+        Caches would answer for a repeated image: vLLM's prefix cache saves all of its work on an
+        unpruned server, but not on a pruned one.
+        """
         if self.data is None:
             return
-        lines = read_json_lines(self.data, EXAMPLE)
+        lines = read_json_lines(self.data, _EXAMPLE)
         for line in lines:
             if "content" not in line.row and not {"prompt", "image_files"} <= line.row.keys():
                 raise ValueError(
                     f"{self.data}, line {line.number} has neither content nor prompt and "
-                    f"image_files; give lines such as {EXAMPLE}"
+                    f"image_files; give lines such as {_EXAMPLE}"
                 )
             for image in _images_of(line.row):
                 if not _ADDRESS.match(image) and not Path(image).is_file():
-                    raise ValueError(
-                        f"{self.data}, line {line.number}: there is no picture {image}"
-                    )
-        _, needed = self.lines(concurrencies)[-1]
+                    raise ValueError(f"{self.data}, line {line.number}: there is no image {image}")
+        _, needed = self.lines_at(self.concurrencies[-1])
         if len(lines) < needed:
             raise ValueError(
-                f"{self.data} has {len(lines)} lines, and the run needs {needed}, each with a "
-                "picture of its own: give more, or lower --requests or --concurrency"
+                f"{self.data} has {len(lines)} lines, and the run needs {needed}, each with an "
+                "image of its own: give more, or lower --requests or --concurrency"
             )
-        self._check_repeated(lines[:needed])
-
-    def _check_repeated(self, lines: Sequence[JsonLine]) -> None:
-        """Raise ValueError if two of the lines that are used share a picture.
-
-        Caches keep it: unpruned, vLLM's prefix cache saves all of it, which no pruned server has.
-        """
         seen: dict[str, int] = {}
-        for line in lines:
+        for line in lines[:needed]:
             for image in _images_of(line.row):
                 first = seen.setdefault(_identity(image), line.number)
                 if first != line.number:
                     raise ValueError(
-                        f"{self.data}, line {line.number}: the picture {image:.200} is that of "
-                        f"line {first}, and caches would answer for it; give each line one of "
-                        "its own"
+                        f"{self.data}, line {line.number}: the image {image:.200} is that of line "
+                        f"{first}, and caches would answer for it; give each line one of its own"
                     )
+
+    def put_on(
+        self, server: VllmServer, model: str, concurrency: int, round_: int, out: Path
+    ) -> ClientResult:
+        """Run the client on a server, which serves `model`.
+
+        The client leaves its full result in `out`.json and its log in `out`.log.
+        """
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Not with_suffix(): the names of budgets have points.
+        result, log, part = (Path(f"{out}{end}") for end in (".json", ".log", ".data.jsonl"))
+        if self.data is not None:
+            lines = [line.text for line in read_json_lines(self.data, _EXAMPLE)]
+            used = slice(*self.lines_at(concurrency))
+            part.write_text("\n".join(lines[used]) + "\n", encoding="utf-8")
+        requests = self.requests_at(concurrency)
+        seed = 1 + 1000 * round_ + self.concurrencies.index(concurrency)
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+            *("--backend", "openai-chat", "--base-url", server.url),
+            *("--endpoint", "/v1/chat/completions"),
+            *("--model", model, "--served-model-name", SERVED_NAME),
+            *self.flags(seed, None if self.data is None else part),
+            *("--num-prompts", str(requests), "--max-concurrency", str(concurrency)),
+            *("--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+            *("--save-result", "--save-detailed", "--disable-tqdm"),
+            *("--result-dir", str(out.parent), "--result-filename", result.name),
+        ]
+        env = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        with log.open("wb") as output:
+            # In a session of its own, so that Ctrl-C reaches only us; run() then kills the client.
+            ended = subprocess.run(
+                command, stdout=output, stderr=output, env=env, start_new_session=True, check=False
+            )
+        if ended.returncode:
+            raise RuntimeError(
+                f"vllm bench serve ended with code {ended.returncode}; {log}:\n{tail(log)}"
+            )
+        return read_result(result, requests)
+
+
+def read_result(path: Path, requests: int) -> ClientResult:
+    """Read a result of `vllm bench serve`; raise RuntimeError if requests failed."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["completed"] != requests:
+        errors = [error for error in found.get("errors", []) if error]
+        raise RuntimeError(
+            f"{requests - found['completed']} of {requests} requests failed; see {path}"
+            + (f". The first: {errors[0].strip().splitlines()[-1]}" if errors else "")
+        )
+    figures = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return ClientResult.model_validate(figures)
 
 
 def _images_of(row: Mapping[str, Any]) -> list[str]:
-    """The pictures that a line names: files and addresses; what is wrong is vLLM's to say."""
+    """Return the files and addresses of a line's images; other mistakes are left to vLLM."""
     content, named = row.get("content"), row.get("image_files")
     if isinstance(content, list):
         named = [_image_of(part) for part in content if isinstance(part, dict)]
@@ -127,65 +181,5 @@ def _image_of(part: Mapping[str, Any]) -> Any:
 
 
 def _identity(image: str) -> str:
-    """The same for two names of one file, and for two files of the same content."""
-    if _ADDRESS.match(image):
-        return image
-    return hashlib.sha256(Path(image).read_bytes()).hexdigest()
-
-
-def put_load(
-    server: VllmServer,
-    model: str,
-    load: Load,
-    concurrency: int,
-    concurrencies: Sequence[int],
-    round_: int,
-    out: Path,
-) -> dict[str, Any]:
-    """Run the client, leave its own result and log in `out`, and give what is `KEPT` of it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    number, requests = concurrencies.index(concurrency), load.requests_at(concurrency)
-    part = None
-    if load.data is not None:
-        first, behind = load.lines(concurrencies)[number]
-        part = Path(f"{out}.data.jsonl")
-        lines = [line.text for line in read_json_lines(load.data, EXAMPLE)]
-        part.write_text("\n".join(lines[first:behind]) + "\n", encoding="utf-8")
-    result, log = Path(f"{out}.json"), Path(f"{out}.log")  # budgets have points
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-        *("--backend", "openai-chat", "--base-url", server.url),
-        *("--endpoint", "/v1/chat/completions"),
-        *("--model", model, "--served-model-name", SERVED_NAME),
-        *load.flags(1 + 1000 * round_ + number, part),
-        *("--num-prompts", str(requests), "--max-concurrency", str(concurrency)),
-        *("--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el"),
-        *("--save-result", "--save-detailed", "--disable-tqdm"),
-        *("--result-dir", str(out.parent), "--result-filename", result.name),
-    ]
-    env = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    with log.open("wb") as output:
-        # A group of its own, so that Ctrl-C reaches us alone and we end it.
-        client = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
-        try:
-            code = client.wait()
-        finally:
-            client.kill()
-            client.wait()
-    if code:
-        raise RuntimeError(f"vllm bench serve ended with code {code}; {log}:\n{tail(log)}")
-    return read_result(result, requests)
-
-
-def read_result(path: Path, requests: int) -> dict[str, Any]:
-    """What is `KEPT` of a result of `vllm bench serve`; RuntimeError if requests failed."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["completed"] != requests:
-        errors = [error for error in found.get("errors", []) if error]
-        raise RuntimeError(
-            f"{requests - found['completed']} of {requests} requests failed; see {path}"
-            + (f". The first: {errors[0].strip().splitlines()[-1]}" if errors else "")
-        )
-    return {name: found[name] for name in KEPT if name in found}
+    """Return the same text for two names of one file, and for two files of the same content."""
+    return image if _ADDRESS.match(image) else hashlib.sha256(Path(image).read_bytes()).hexdigest()

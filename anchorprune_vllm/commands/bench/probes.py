@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark asks a running server, beside its answers."""
+"""What a benchmark reads from a running server, and the part of it that runs in vLLM's worker."""
 
 from __future__ import annotations
 
@@ -7,83 +7,119 @@ import json
 import os
 import re
 import urllib.request
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+from anchorprune_vllm.metrics.stopwatch import Stopwatch
 from anchorprune_vllm.testing.server import NO_PROXY, VllmServer
 
-WORKER = "anchorprune_vllm.commands.bench.worker.StageTimes"
-FLAGS = ("--worker-extension-cls", WORKER)
+FLAGS = ("--worker-extension-cls", "anchorprune_vllm.commands.bench.probes.WorkerTimes")
 ENV = {"VLLM_SERVER_DEV_MODE": "1"}  # without it there is no /collective_rpc
 _SECONDS = 120
 _PROCESSES = Path("/proc")
 
 
-@dataclass(frozen=True)
-class Stages:
-    """What the worker has spent since timing began."""
+class StageTimes(BaseModel):
+    """What a worker has spent since `start_timing`."""
 
-    embedding_seconds: float
-    """In calls that embed media, the whole of them."""
-    selection_seconds: float
-    """Signals and selection, a part of it."""
-    device_bytes: int | None = None
-    """The most that was allocated on a GPU, without vLLM's KV cache."""
+    embedding_seconds: float  # in calls that embed media
+    selection_seconds: float  # signals and selection, a part of the above
+    device_bytes: int | None = None  # peak of what is allocated on a GPU, without the KV cache
+
+    def since(self, before: StageTimes) -> dict[str, float]:
+        """Return the seconds spent since an earlier reading."""
+        return {
+            "embedding_seconds": self.embedding_seconds - before.embedding_seconds,
+            "selection_seconds": self.selection_seconds - before.selection_seconds,
+        }
+
+
+class WorkerTimes:
+    """Methods that `--worker-extension-cls` adds to vLLM's worker.
+
+    vLLM has encoder times of its own, but they wait for the device around every call, and no flag
+    turns them on.
+    """
+
+    model_runner: Any
+
+    def anchorprune_start_timing(self) -> None:
+        """Begin to time the calls that embed media, and to record the peak of the memory."""
+        model, watch = self.model_runner.get_model(), Stopwatch()
+        embed, device = model.embed_multimodal, self.model_runner.device
+
+        def timed(**kwargs: Any) -> Any:
+            with watch.timing(1, device):
+                return embed(**kwargs)
+
+        model.embed_multimodal, model.anchorprune_embedding_time = timed, watch
+        if torch.cuda.is_available():
+            # At start-up vLLM tries the largest batch, and requests may need less.
+            torch.cuda.reset_peak_memory_stats()
+
+    def anchorprune_read_times(self) -> dict[str, Any]:
+        """Return the fields of `StageTimes`."""
+        model = self.model_runner.get_model()
+        pruner = getattr(model, "_pruner", None)
+        times = StageTimes(
+            embedding_seconds=model.anchorprune_embedding_time.read()[0],
+            selection_seconds=pruner.selection_time.read()[0] if pruner else 0.0,
+        )
+        if torch.cuda.is_available():
+            # vLLM fills the device with its KV cache, however much of it requests need.
+            cache = {tensor.data_ptr(): tensor.nbytes for tensor in self.model_runner.kv_caches}
+            times.device_bytes = torch.cuda.max_memory_allocated() - sum(cache.values())
+        return times.model_dump()
 
 
 def start_timing(server: VllmServer) -> None:
-    """To be called once, before `read_stages`."""
-    _call_workers(server, "anchorprune_start_timing")
+    """Start the clocks of the workers, once in a server's life."""
+    _call_worker(server, "anchorprune_start_timing")
 
 
-def read_stages(server: VllmServer) -> Stages:
-    """Of the first worker: under tensor parallelism all do the same."""
-    found = _call_workers(server, "anchorprune_read_stages")[0]
-    device_bytes = found.get("device_bytes")
-    return Stages(
-        found["embedding_seconds"],
-        found["selection_seconds"],
-        None if device_bytes is None else int(device_bytes),
-    )
+def read_times(server: VllmServer) -> StageTimes:
+    """Read the clocks of the first worker; under tensor parallelism all do the same."""
+    return StageTimes.model_validate(_call_worker(server, "anchorprune_read_times"))
 
 
-def read_kv_tokens(server: VllmServer) -> int:
-    """Tokens for which the KV cache has room."""
-    with NO_PROXY.open(f"{server.url}/metrics", timeout=_SECONDS) as response:
-        return kv_tokens(response.read().decode())
-
-
-def kv_tokens(metrics: str) -> int:
-    """The same, from the text of `/metrics`: over all engines."""
-    found = re.findall(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
-    sizes = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in found]
-    if not sizes:
-        raise RuntimeError("vLLM's /metrics has no vllm:cache_config_info: cannot tell KV space")
-    return sum(int(size["num_gpu_blocks"]) * int(size["block_size"]) for size in sizes)
-
-
-def host_bytes(session: int) -> int:
-    """The most memory that the processes of a session have had, each at its own time."""
-    return sum(_peak(path, session) for path in _PROCESSES.iterdir() if path.name.isdecimal())
-
-
-def _peak(process: Path, session: int) -> int:
-    try:
-        if os.getsid(int(process.name)) != session:
-            return 0
-        status = (process / "status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        return 0
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0
-
-
-def _call_workers(server: VllmServer, method: str) -> list[dict[str, float]]:
+def _call_worker(server: VllmServer, method: str) -> Any:
     request = urllib.request.Request(
         f"{server.url}/collective_rpc",
         data=json.dumps({"method": method}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with NO_PROXY.open(request, timeout=_SECONDS) as response:
-        results: list[dict[str, float]] = json.loads(response.read())["results"]
-        return results
+        return json.loads(response.read())["results"][0]
+
+
+def read_kv_tokens(server: VllmServer) -> int:
+    """Return the number of tokens that fit the KV caches of all engines."""
+    with NO_PROXY.open(f"{server.url}/metrics", timeout=_SECONDS) as response:
+        return kv_tokens(response.read().decode())
+
+
+def kv_tokens(metrics: str) -> int:
+    """Return the same from the text of `/metrics`."""
+    samples = [
+        each for family in text_string_to_metric_families(metrics) for each in family.samples
+    ]
+    caches = [each.labels for each in samples if each.name == "vllm:cache_config_info"]
+    if not caches:
+        raise RuntimeError("vLLM's /metrics has no vllm:cache_config_info: cannot tell KV space")
+    return sum(int(cache["num_gpu_blocks"]) * int(cache["block_size"]) for cache in caches)
+
+
+def host_bytes(session: int) -> int:
+    """Return the peak memory of all processes of a session, each at its own time."""
+    kibibytes: list[str] = []
+    for process in _PROCESSES.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if os.getsid(int(process.name)) == session:
+                status = (process / "status").read_text()
+                kibibytes += re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return 1024 * sum(map(int, kibibytes))

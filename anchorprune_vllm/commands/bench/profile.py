@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`anchorprune bench profile`: where the time of one request goes, up to its first token.
 
-Engines in this process, no server: the stages are those of `vllm serve` without HTTP and without
-the way from one process to the other. On a CPU, all engines are there at once and are asked in
-turns: whatever slows the machine down meets all alike. A GPU's memory holds one at a time.
+The engines run in this process: the stages are those of `vllm serve` without HTTP and without the
+messages between its processes. On a CPU all engines are there at once and take turns, so that
+whatever slows the machine down affects all of them alike. A GPU's memory holds one at a time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from vllm import LLM, EngineArgs, SamplingParams
@@ -27,13 +27,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import anchorprune_vllm
 from anchorprune_vllm.commands.bench.contenders import FREE, Contender, contenders
-from anchorprune_vllm.commands.bench.noise import noise
+from anchorprune_vllm.commands.bench.measure import StageClock, machine, table
 from anchorprune_vllm.commands.bench.questions import question
-from anchorprune_vllm.commands.bench.serve import machine
-from anchorprune_vllm.commands.bench.served import ServedModel
-from anchorprune_vllm.commands.bench.stage_clock import StageClock
-from anchorprune_vllm.commands.chosen_methods import Method
-from anchorprune_vllm.commands.results_file import write_json
+from anchorprune_vllm.commands.bench.served import Comparison, ServedModel, noise
 
 _PIXELS = "resize and normalise (HF processor)"
 _PROMPT = "identity, question, placeholders"
@@ -41,100 +37,88 @@ _TOWER = "vision tower and projector"
 _SIGNALS = "question's text encoder, relevance"
 _SELECTION = "selection"
 _PREFILL = "language model"
-_REST = "the rest: decoding the picture, template, scheduling, sampling"
-STAGES = (_PIXELS, _PROMPT, _TOWER, _SIGNALS, _SELECTION, _PREFILL, _REST)
-ALL = "all"
+_REST = "the rest: decoding the image, template, scheduling, sampling"
+_ALL = "all"
+_STAGES = (_PIXELS, _PROMPT, _TOWER, _SIGNALS, _SELECTION, _PREFILL, _REST)
 
 _WARM_UPS = 3
 _ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(BaseModel):
     """The requests of one engine, one at a time."""
 
     name: str
     budget: str | None
     prompt_tokens: int
-    milliseconds: dict[str, float]
-    """Of a request, by stage and in all: medians."""
+    milliseconds: dict[str, float]  # of a request, by stage and in all: medians
 
 
-def run_profile(
-    model: ServedModel,
-    methods: Sequence[Method],
-    budgets: Sequence[str],
-    requests: int,
-    out: Path,
-    command: str,
-) -> list[Profile]:
+def run_profile(wanted: Comparison, requests: int) -> list[Profile]:
     """Profile unpruned, free selection and each method; print a table, write profile.json."""
     console = Console()
-    compared = contenders(methods, budgets, with_vllm=False)
-    console.print(f"[bold]Model[/bold]  {model.name}", *model.notes, sep="\n")
-    at_once = [[one] for one in compared] if torch.cuda.is_available() else [compared]
+    compared = contenders(wanted.methods, wanted.budgets)
+    wanted.print_model(console)
+    groups = [[each] for each in compared] if torch.cuda.is_available() else [compared]
     found: list[Profile] = []
-    for group in at_once:
+    for group in groups:
         with console.status(f"{', '.join(map(str, group))}: {requests} requests each"):
-            found += _profile(model, group, requests)
-    console.print(_table(found, model))
-    content = {
-        "command": command,
-        "model": model.name,
-        "machine": machine(),
-        "profiles": [asdict(profile) for profile in found],
-    }
-    write_json(out / "profile.json", content, indent=1)
+            found += _profile(wanted.model, group, requests)
+    title = f"{wanted.model.name}: one request up to its first token, ms ({machine()})"
+    console.print(_table(title, found))
+    wanted.write("profile.json", profiles=[profile.model_dump() for profile in found])
     return found
 
 
-def _profile(model: ServedModel, compared: Sequence[Contender], requests: int) -> list[Profile]:
-    """Engines that are there at once, asked in turns."""
+def _profile(model: ServedModel, group: Sequence[Contender], requests: int) -> list[Profile]:
+    """Profile engines that are there at once and take turns."""
     clock = StageClock()
-    found: list[list[dict[str, float]]] = [[] for _ in compared]
-    tokens = [0] * len(compared)
+    seconds: dict[Contender, list[dict[str, float]]] = {contender: [] for contender in group}
+    prompt_tokens: dict[Contender, int] = {}
     with ExitStack() as running:
-        engines = [running.enter_context(_engine(model, contender)) for contender in compared]
-        for llm in engines:
-            running.enter_context(_stages_of(llm, clock))
-        timed = clock.timed(InputProcessingContext.call_hf_processor, _PIXELS)
-        running.enter_context(patch.object(InputProcessingContext, "call_hf_processor", timed))
+        engines = {each: running.enter_context(_engine(model, each)) for each in group}
+        for llm in engines.values():
+            running.enter_context(_timed(llm, clock))
+        running.enter_context(
+            _timed_method(InputProcessingContext, "call_hf_processor", clock, _PIXELS)
+        )
         for number in range(_WARM_UPS + requests):
-            part = noise(model.media, number).as_message_part()
-            content = [part, {"type": "text", "text": question(number)}]
+            media = noise(model.media, number).as_message_part()
+            content = [media, {"type": "text", "text": question(number)}]
             message: Any = [{"role": "user", "content": content}]
-            for place, llm in enumerate(engines):
+            for contender, llm in engines.items():
                 with clock.timing(_REST):
                     (output,) = llm.chat(message, _ONE_TOKEN, use_tqdm=False)
-                found[place].append(clock.take())
-                tokens[place] = len(output.prompt_token_ids or ())
+                seconds[contender].append(clock.take())
+                prompt_tokens[contender] = len(output.prompt_token_ids or ())
     return [
-        Profile(str(contender), contender.budget, prompt, _medians(seconds[_WARM_UPS:]))
-        for contender, prompt, seconds in zip(compared, tokens, found, strict=True)
+        Profile(
+            name=str(contender),
+            budget=contender.budget,
+            prompt_tokens=prompt_tokens[contender],
+            milliseconds=_medians(spent[_WARM_UPS:]),
+        )
+        for contender, spent in seconds.items()
     ]
 
 
-def _medians(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Milliseconds."""
-    medians = {
-        stage: 1000 * statistics.median(seconds.get(stage, 0.0) for seconds in found)
-        for stage in STAGES
-    }
-    return {**medians, ALL: 1000 * statistics.median(sum(seconds.values()) for seconds in found)}
+def _medians(seconds: Sequence[dict[str, float]]) -> dict[str, float]:
+    rows = [{**dict.fromkeys(_STAGES, 0.0), **row, _ALL: sum(row.values())} for row in seconds]
+    return {name: 1000 * statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 @contextmanager
 def _engine(model: ServedModel, contender: Contender) -> Iterator[LLM]:
-    """With the flags that a server would have."""
+    """Start an engine with the flags that a server would have."""
     anchorprune_vllm.register()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     flags = ["--model", model.path, *model.flags, *contender.flags(model.text_encoder)]
     if not torch.cuda.is_available():
-        # Not all memory for one of them, and no cores of its own that the others could not use.
+        # No engine may take all of the memory, or cores that the others could not use.
         flags += ["--kv-cache-memory-bytes", "512M"]
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     options = EngineArgs.from_cli_args(parser.parse_args(flags))
-    gc.collect()  # the engine before
+    gc.collect()  # free the engine before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     with patch.dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0"):
@@ -146,45 +130,45 @@ def _engine(model: ServedModel, contender: Contender) -> Iterator[LLM]:
 
 
 @contextmanager
-def _stages_of(llm: LLM, clock: StageClock) -> Iterator[None]:
-    """The stages of an engine report to the clock."""
+def _timed(llm: LLM, clock: StageClock) -> Iterator[None]:
+    """Time the stages of an engine."""
+    (model,) = llm.collective_rpc(lambda worker: worker.model_runner.get_model())
+    methods = [
+        (llm.llm_engine.renderer.get_mm_processor(), "apply", _PROMPT),
+        (model, "embed_multimodal", _TOWER),
+        (model, "forward", _PREFILL),
+    ]
     with ExitStack() as patched:
-
-        def time(owner: Any, name: str, stage: str) -> None:
-            timed = clock.timed(getattr(owner, name), stage)
-            patched.enter_context(patch.object(owner, name, timed))
-
-        time(llm.llm_engine.renderer.get_mm_processor(), "apply", _PROMPT)
-        (model,) = llm.collective_rpc(lambda worker: worker.model_runner.get_model())
-        time(model, "embed_multimodal", _TOWER)
-        time(model, "forward", _PREFILL)
         if pruner := getattr(model, "_pruner", None):
-            time(pruner, "_candidates", _SIGNALS)
-            method = replace(pruner._method, select=clock.timed(pruner._method.select, _SELECTION))
+            methods.append((pruner, "_candidates", _SIGNALS))
+            select = clock.timing(_SELECTION)(pruner._method.select)
+            method = replace(pruner._method, select=select)
             patched.enter_context(patch.object(pruner, "_method", method))
+        for owner, name, stage in methods:
+            patched.enter_context(_timed_method(owner, name, clock, stage))
         yield
 
 
-def _table(found: Sequence[Profile], model: ServedModel) -> Table:
-    table = Table(title=f"{model.name}: one request up to its first token, ms ({machine()})")
-    table.add_column("stage")
+def _timed_method(owner: Any, name: str, clock: StageClock, stage: str) -> Any:
+    return patch.object(owner, name, clock.timing(stage)(getattr(owner, name)))
+
+
+def _table(title: str, found: Sequence[Profile]) -> Table:
+    def row(stage: str) -> list[str]:
+        times = [profile.milliseconds[stage] for profile in found]
+        return [stage, *(f"{time:.1f}" if time else "–" for time in times)]
+
+    prompts = ["prompt tokens", *(str(profile.prompt_tokens) for profile in found)]
+    columns = ["stage", *(profile.name for profile in found)]
+    made = table(title, columns, [prompts, *map(row, _STAGES)])
+    made.add_section()
+    made.add_row(*row(_ALL))
+    whole = {profile.name: profile.milliseconds[_ALL] for profile in found}
+    unpruned = found[0].milliseconds[_ALL]
+    made.add_row("speed-up", *(f"{unpruned / spent:.2f}x" for spent in whole.values()))
+    shares = []
     for profile in found:
-        table.add_column(profile.name, justify="right")
-    table.add_row("prompt tokens", *(str(profile.prompt_tokens) for profile in found))
-    for stage in (*STAGES, ALL):
-        table.add_row(
-            stage,
-            *(_shown(profile.milliseconds[stage]) for profile in found),
-            end_section=stage == _REST,
-        )
-    whole = {profile.name: profile.milliseconds[ALL] for profile in found}
-    unpruned = found[0].milliseconds[ALL]
-    table.add_row("speed-up", *(f"{unpruned / spent:.2f}x" for spent in whole.values()))
-    free = [whole.get(str(Contender(FREE, profile.budget))) for profile in found]
-    shares = [each and each / spent for each, spent in zip(free, whole.values(), strict=True)]
-    table.add_row("of free selection's", *("–" if s is None else f"{s:.1%}" for s in shares))
-    return table
-
-
-def _shown(milliseconds: float) -> str:
-    return f"{milliseconds:.1f}" if milliseconds else "–"
+        free = whole.get(str(Contender(FREE, profile.budget)))
+        shares.append(f"{free / whole[profile.name]:.1%}" if free else "–")
+    made.add_row("of free selection's", *shares)
+    return made

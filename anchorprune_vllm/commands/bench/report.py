@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `anchorprune bench serve` as `table.md` and as plots."""
+"""The results of `bench serve` as `table.md`, `budget.png` and `concurrency.png`."""
 
 from __future__ import annotations
 
@@ -9,31 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anchorprune_vllm.commands.bench.contenders import FREE, UNPRUNED, Contender
-from anchorprune_vllm.commands.bench.results import Figure, Measurement, Results
+from anchorprune_vllm.commands.bench.contenders import FREE, UNPRUNED
+from anchorprune_vllm.commands.bench.results import ServeResults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Flops = Callable[[float], tuple[float | None, float]]
-"""Tokens of a prompt to operations of the vision tower and of the prefill."""
+"""Maps the tokens of a prompt to the operations of the vision tower and of the prefill."""
 
-_COLUMNS: tuple[tuple[str, Figure, str], ...] = (
-    ("tokens per request", lambda m: m.prompt_tokens, "{:.0f}"),
-    ("first token, median (ms)", lambda m: m.ttft_ms, "{:.0f}"),
-    ("p99", lambda m: m.client["p99_ttft_ms"], "{:.0f}"),
-    ("requests/s", lambda m: m.requests_per_second, "{:.2f}"),
-    ("output tokens/s", lambda m: m.client["output_throughput"], "{:.1f}"),
-    ("requests that fit the KV cache", lambda m: m.room, "{:.0f}"),
-    ("encoder (ms)", lambda m: m.encoder_ms, "{:.0f}"),
-    ("selection (ms)", lambda m: m.selection_ms, "{:.1f}"),
-    ("peak memory (GiB)", lambda m: m.memory_bytes / 2**30, "{:.2f}"),
-)
-
-_SPEEDS: tuple[tuple[str, Figure, bool], ...] = (
-    ("first token", lambda m: m.ttft_ms, True),
-    ("requests/s", lambda m: m.requests_per_second, False),
-)
+_TTFT, _THROUGHPUT = "client.median_ttft_ms", "client.request_throughput"
+_COLUMNS = {
+    "tokens per request": ("prompt_tokens", "{:.0f}"),
+    "first token, median (ms)": (_TTFT, "{:.0f}"),
+    "p99": ("client.p99_ttft_ms", "{:.0f}"),
+    "requests/s": (_THROUGHPUT, "{:.2f}"),
+    "output tokens/s": ("client.output_throughput", "{:.1f}"),
+    "requests that fit the KV cache": ("room", "{:.0f}"),
+    "encoder (ms)": ("encoder_ms", "{:.0f}"),
+    "selection (ms)": ("selection_ms", "{:.1f}"),
+    "peak memory (GiB)": ("memory_gib", "{:.2f}"),
+}
+_SPEEDS = {"first token": _TTFT, "requests/s": _THROUGHPUT}
 
 
 def check_plot() -> None:
@@ -46,19 +43,19 @@ def check_plot() -> None:
         ) from error
 
 
-def write_report(results: Results, title: str, notes: Sequence[str], flops: Flops | None) -> None:
-    """table.md, budget.png and concurrency.png beside results.json."""
-    directory = results.path.parent
-    text = as_markdown(results, title, notes, flops)
-    (directory / "table.md").write_text(text, encoding="utf-8")
-    _plot_budgets(results, directory / "budget.png")
-    _plot_concurrencies(results, directory / "concurrency.png")
+def write_report(
+    results: ServeResults, out: Path, title: str, notes: Sequence[str], flops: Flops | None
+) -> None:
+    """Write the table and the plots."""
+    (out / "table.md").write_text(as_markdown(results, title, notes, flops), encoding="utf-8")
+    _plot_budgets(results, out / "budget.png")
+    _plot_concurrencies(results, out / "concurrency.png")
 
 
 def as_markdown(
-    results: Results, title: str, notes: Sequence[str], flops: Flops | None = None
+    results: ServeResults, title: str, notes: Sequence[str], flops: Flops | None = None
 ) -> str:
-    """A table for each concurrency, and one with the columns of the paper's."""
+    """Return a table for each concurrency, and one with the columns of the paper's."""
     parts = [f"# {title}", *(f"- {note}" for note in notes)]
     for concurrency in results.concurrencies():
         requests = "request" if concurrency == 1 else "requests"
@@ -69,55 +66,43 @@ def as_markdown(
     return "\n".join(parts) + "\n"
 
 
-def _table(results: Results, concurrency: int) -> str:
-    head = ["method", "budget", *(name for name, _, _ in _COLUMNS)]
-    head += [f"speed-up, {name}" for name, _, _ in _SPEEDS]
-    head += [f"of free selection's, {name}" for name, _, _ in _SPEEDS]
+def _table(results: ServeResults, concurrency: int) -> str:
     rows = []
     for contender in results.contenders():
-        figures = [
-            _written(results.median(contender, concurrency, figure), form)
-            for _, figure, form in _COLUMNS
-        ]
-        ups = [
-            results.speed_up(contender, concurrency, figure, less_is_better=less)
-            for _, figure, less in _SPEEDS
-        ]
-        shares = [
-            results.of_free(contender, concurrency, figure, less_is_better=less)
-            if contender.method not in (UNPRUNED, FREE)
-            else None
-            for _, figure, less in _SPEEDS
-        ]
-        row = [contender.method, contender.budget or "all", *figures]
-        row += [_written(up, "{:.2f}x") for up in ups]
-        rows.append([*row, *(_written(share, "{:.1%}") for share in shares)])
-    return _markdown(head, rows)
+        row = [contender.method, contender.budget or "all"]
+        for figure, form in _COLUMNS.values():
+            row.append(_written(results.median(contender, concurrency, figure), form))
+        for figure in _SPEEDS.values():
+            row.append(_written(results.speed_up(contender, concurrency, figure), "{:.2f}x"))
+        for figure in _SPEEDS.values():
+            share = None
+            if contender.method not in (UNPRUNED, FREE):
+                share = results.speed_up(contender, concurrency, figure, over=FREE)
+            row.append(_written(share, "{:.1%}"))
+        rows.append(row)
+    head = ["method", "budget", *_COLUMNS, *(f"speed-up, {name}" for name in _SPEEDS)]
+    return _markdown([*head, *(f"of free selection's, {name}" for name in _SPEEDS)], rows)
 
 
-def _paper_table(results: Results, flops: Flops | None) -> str:
-    """At the lowest concurrency: a prefill is a time to first token, with tower and selection."""
-    lowest = results.concurrencies()[0]
-    head = ["method", "budget", "FLOPs, prefill (T)", "FLOPs, vision tower (T)", "prefill (ms)"]
+def _paper_table(results: ServeResults, flops: Flops | None) -> str:
+    """Take the lowest concurrency: its time to first token is that of tower and prefill."""
     rows = []
     for contender in results.contenders():
-        tokens = results.median(contender, lowest, lambda m: m.prompt_tokens)
+        tokens, ttft, decode, memory = (
+            results.median(contender, results.concurrencies()[0], figure)
+            for figure in ("prompt_tokens", _TTFT, "client.median_tpot_ms", "memory_bytes")
+        )
         tower, prefill = (None, None) if flops is None or tokens is None else flops(tokens)
-        memory = results.median(contender, lowest, lambda m: m.memory_bytes)
         rows.append(
             [
                 *(contender.method, contender.budget or "all"),
                 *(_written(part and part / 1e12, "{:.3g}") for part in (prefill, tower)),
-                _written(results.median(contender, lowest, lambda m: m.ttft_ms), "{:.1f}"),
-                _written(results.median(contender, lowest, _decode_ms), "{:.1f}"),
+                *(_written(ttft, "{:.1f}"), _written(decode, "{:.1f}")),
                 _written(memory and memory / 1e9, "{:.2f}"),
             ]
         )
+    head = ["method", "budget", "FLOPs, prefill (T)", "FLOPs, vision tower (T)", "prefill (ms)"]
     return _markdown([*head, "decode (ms/token)", "memory (GB)"], rows)
-
-
-def _decode_ms(measurement: Measurement) -> float:
-    return float(measurement.client["median_tpot_ms"])
 
 
 def _written(value: float | None, form: str) -> str:
@@ -129,76 +114,59 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
-# --- Plots ---
-
-
-def _plot_budgets(results: Results, path: Path) -> None:
-    """First token with one request at a time, throughput with most of them: against tokens."""
-    low, high = results.concurrencies()[0], results.concurrencies()[-1]
-    figure, (left, right) = _figure(2)
-    for axes, concurrency, value in (
-        (left, low, lambda m: m.ttft_ms),
-        (right, high, lambda m: m.requests_per_second),
+def _plot_budgets(results: ServeResults, path: Path) -> None:
+    """Plot time to first token and throughput against the tokens of a prompt."""
+    at_once = results.concurrencies()
+    drawing, panels = _drawing(["time to first token, median (ms)", "requests per second"])
+    for axes, concurrency, figure in zip(
+        panels, (at_once[0], at_once[-1]), (_TTFT, _THROUGHPUT), strict=True
     ):
-        _draw_methods(axes, results, concurrency, value)
-        axes.set_title(f"{concurrency} at once")
-        axes.set_xlabel("prompt tokens per request")
-    left.set_ylabel("time to first token, median (ms)")
-    right.set_ylabel("requests per second")
-    left.legend()
-    figure.savefig(path, dpi=120)
+        for method in dict.fromkeys(contender.method for contender in results.contenders()):
+            # Every line ends at unpruned, which keeps the most tokens.
+            line = [c for c in results.contenders() if c.method in (method, UNPRUNED)]
+            tokens = [results.median(c, concurrency, "prompt_tokens") for c in line]
+            values = [results.median(c, concurrency, figure) for c in line]
+            style = {"color": "black", "zorder": 3} if method == UNPRUNED else {}
+            _draw(axes, tokens, values, label=method, **style)
+        axes.set_xscale("log")
+        ticks = sorted({round(x) for line in axes.lines for x in np.ravel(line.get_xdata())})
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
+        axes.set(title=f"{concurrency} at once", xlabel="prompt tokens per request")
+    panels[0].legend()
+    drawing.savefig(path, dpi=120)
 
 
-def _draw_methods(axes: Axes, results: Results, concurrency: int, value: Figure) -> None:
-    methods = dict.fromkeys(contender.method for contender in results.contenders())
-    for method in methods:
-        points = sorted(
-            (tokens, found)
-            for contender in results.contenders()
-            if contender.method in (method, UNPRUNED)  # where every line begins
-            and (tokens := results.median(contender, concurrency, lambda m: m.prompt_tokens))
-            and (found := results.median(contender, concurrency, value))
-        )
-        if points:
-            on_top: dict[str, Any] = {"color": "black", "marker": "s", "zorder": 3}
-            style = on_top if method == UNPRUNED else {"marker": "o"}
-            axes.plot(*zip(*points, strict=True), label=method, **style)
-    axes.set_xscale("log")
-    ticks = sorted({round(tokens) for line in axes.lines for tokens in np.ravel(line.get_xdata())})
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-
-
-def _plot_concurrencies(results: Results, path: Path) -> None:
-    figure, (axes,) = _figure(1)
+def _plot_concurrencies(results: ServeResults, path: Path) -> None:
+    """Plot throughput against concurrency."""
+    at_once = results.concurrencies()
+    drawing, (axes,) = _drawing(["requests per second"])
     for contender in results.contenders():
-        points = [
-            (concurrency, found)
-            for concurrency in results.concurrencies()
-            if (found := results.median(contender, concurrency, lambda m: m.requests_per_second))
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", **_style(contender))
+        values = [results.median(contender, each, _THROUGHPUT) for each in at_once]
+        style = "--" if contender.method == FREE else "-"
+        _draw(axes, at_once, values, label=str(contender), linestyle=style)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(results.concurrencies(), map(str, results.concurrencies()))
-    axes.set_ylim(bottom=0)
+    axes.set_xticks(at_once, map(str, at_once))
     axes.set_xlabel("requests at once")
-    axes.set_ylabel("requests per second")
-    axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    drawing.savefig(path, dpi=120)
 
 
-def _style(contender: Contender) -> dict[str, Any]:
-    return {"label": str(contender), "linestyle": "--" if contender.method == FREE else "-"}
+def _draw(axes: Axes, xs: Sequence[Any], ys: Sequence[float | None], **style: Any) -> None:
+    """Draw a line through the points that were measured."""
+    points = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
+    if points:
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", **style)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
 
 
-def _figure(columns: int) -> tuple[Any, Sequence[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Drawing
+def _drawing(labels: Sequence[str]) -> tuple[Any, Sequence[Axes]]:
+    """Return a drawing with a panel for each label of a y axis."""
+    from matplotlib.figure import Figure
 
-    drawing = Drawing(figsize=(5.5 * columns, 4), layout="constrained")
-    FigureCanvasAgg(drawing)
-    return drawing, drawing.subplots(1, columns, squeeze=False)[0]
+    drawing = Figure(figsize=(5.5 * len(labels), 4), layout="constrained")
+    panels = drawing.subplots(1, len(labels), squeeze=False)[0]
+    for axes, label in zip(panels, labels, strict=True):
+        axes.set_ylabel(label)
+    return drawing, panels

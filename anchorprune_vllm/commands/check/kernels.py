@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of this machine, against the same in plain torch on the CPU."""
+"""Check the kernels of this machine against plain torch on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from anchorprune_vllm.commands.check.findings import Finding
-from anchorprune_vllm.selection import AnchorParams, Candidates, KeptTokens, select_batch
+from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
+from anchorprune_vllm.selection import AnchorParams, Candidates, select_batch
 from anchorprune_vllm.selection.anchorprune import contextual_expansion, protected_anchor
 from anchorprune_vllm.selection.exact_cosine import (
     MAX_DISTANCE,
@@ -27,77 +28,61 @@ from anchorprune_vllm.signals.attention import received_attention, received_in_b
 
 LARGEST_REGRET = 1e-5
 _SIZES = ((1, 8), (57, 16), (576, 1024), (1296, 512), (2881, 256), (5000, 64), (10368, 64))
-_LARGE = 4000  # tokens, from which on only a few are chosen: plain torch is slow
+_LARGE = 4000  # tokens from which on only few are selected, as plain torch is slow
+_CPU = torch.device("cpu")
 _ADVICE = (
-    "Pruning would keep other tokens than it should. Please send the report of --json, with the "
-    "GPU's name, as an issue; until then, leave out --anchorprune-budget."
+    f"Pruning would keep other tokens than it should. {SEND_REPORT}, with the GPU's name, as an "
+    "issue; until then, leave out --anchorprune-budget."
 )
 
 
 def check_choices(
-    device: torch.device, sizes: tuple[tuple[int, int], ...] = _SIZES
+    device: torch.device, sizes: Sequence[tuple[int, int]] = _SIZES
 ) -> Iterator[Finding]:
-    """Choose tokens of random items of several sizes, and compare both stages."""
-    form = _form(device)
+    """Select tokens of random items of several sizes, and compare both stages."""
     worst, anchors_differ, tried = 0.0, 0, 0
     for tokens, width in sizes:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for budget in {1, 64} if tokens > _LARGE else {1, (tokens + 3) // 4, tokens}:
                 item = random_item(tokens, width, budget, dtype)
-                anchor = _anchor(item, torch.device("cpu"))
+                anchor = _anchor(item, _CPU)
                 anchors_differ += not torch.equal(_anchor(item, device).cpu(), anchor)
                 score = Score(item.importance.to(device, working_dtype(device)))
                 chosen = expand_item(item.features.to(device), score, anchor.to(device), budget)
                 worst = max(worst, regret(item.features, item.importance, anchor, chosen.cpu()))
                 tried += 1
+    with_numba = device.type == "cpu" and host_expansion() is not contextual_expansion
+    form = "Triton" if runs_triton(device) else "numba" if with_numba else "torch"
     found = f"{form}: {tried} random items of 1 to {sizes[-1][0]:,} tokens"
     if device.type == "cpu":
         yield Finding("anchors", "skipped", "a CPU has no kernel to compare")
-    elif anchors_differ:
-        yield Finding("anchors", "FAILED", f"{found}: {anchors_differ} differ", _ADVICE)
     else:
-        yield Finding("anchors", "ok", f"{found}: all as in plain torch")
-    if worst > LARGEST_REGRET:
-        text = f"{found}: a choice scores {worst:.1e} below the best one"
-        yield Finding("expansion", "FAILED", text, _ADVICE)
-    else:
-        yield Finding("expansion", "ok", f"{found}: none scores more than 1e-5 below the best one")
-    yield _check_batches(device)
+        problem = f"{found}: {anchors_differ} differ" if anchors_differ else ""
+        yield Finding.of("anchors", problem, _ADVICE, f"{found}: all as in plain torch")
+    regretted = f"{found}: a choice scores {worst:.1e} below the best one"
+    problem = regretted if worst > LARGEST_REGRET else ""
+    found = f"{found}: none scores more than 1e-5 below the best one"
+    yield Finding.of("expansion", problem, _ADVICE, found)
 
-
-def _form(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "torch" if host_expansion() is contextual_expansion else "numba"
-    return "Triton" if runs_triton(device) else "torch"
-
-
-def _check_batches(device: torch.device) -> Finding:
-    """Choose from items with several units, alone and all at once."""
+    # Select from items with several units, alone and in one batch.
     items = [
         _moved(random_item(tokens, 96, tokens // 5, torch.float16), device)._replace(
             units=torch.arange(tokens) * units // tokens
         )
         for tokens, units in ((700, 1), (1300, 4), (90, 3))
     ]
-    alone = [select_batch([item], AnchorParams())[0] for item in items]
-    together = select_batch(items, AnchorParams())
-    if _indices(alone) == _indices(together):
-        return Finding("batches", "ok", f"{len(items)} items: the same tokens alone and at once")
-    return Finding("batches", "FAILED", "items keep other tokens alone than at once", _ADVICE)
-
-
-def _indices(items: Sequence[KeptTokens]) -> list[list[int]]:
-    return [kept.indices.tolist() for kept in items]
+    alone = [select_batch([item], AnchorParams())[0].indices.tolist() for item in items]
+    together = [kept.indices.tolist() for kept in select_batch(items, AnchorParams())]
+    problem = "" if alone == together else "items keep other tokens alone than at once"
+    found = f"{len(items)} items: the same tokens alone and at once"
+    yield Finding.of("batches", problem, _ADVICE, found)
 
 
 def _moved(item: Candidates, device: torch.device) -> Candidates:
-    """Return an item of `random_item` with its tensors on a device."""
-    assert item.relevance is not None
-    return item._replace(
-        relevance=item.relevance.to(device),
-        features=item.features.to(device),
-        importance=item.importance.to(device),
-    )
+    """Return an item with its tensors on a device."""
+    fields = item._asdict().items()
+    moved: dict[str, Any] = {name: x.to(device) for name, x in fields if isinstance(x, Tensor)}
+    return item._replace(**moved)
 
 
 def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Candidates:
@@ -106,22 +91,18 @@ def random_item(tokens: int, width: int, budget: int, dtype: torch.dtype) -> Can
     centres = torch.randn(tokens // 4 + 1, width, generator=random)
     features = centres.repeat(4, 1)[:tokens]
     features[::3] += 0.4 * torch.randn(len(features[::3]), width, generator=random)
-    return Candidates(
-        torch.randn(tokens, generator=random),
-        features.to(dtype),
-        torch.rand(tokens, generator=random),
-        budget,
-    )
+    relevance = torch.randn(tokens, generator=random)
+    importance = torch.rand(tokens, generator=random)
+    return Candidates(relevance, features.to(dtype), importance, budget)
 
 
 def _anchor(item: Candidates, device: torch.device) -> Tensor:
-    """Return the anchor [N] of an item by the form for a device; on the CPU, the plain one."""
+    """Return the anchor [N] of an item by the kernel of a device; on the CPU, by plain torch."""
     if device.type == "cpu":
         return protected_anchor(item, AnchorParams())
     (kept,) = select_batch([_moved(item, device)], AnchorParams())
-    return torch.zeros(len(item.features), dtype=torch.bool, device=device).scatter_(
-        0, kept.indices, kept.is_anchor
-    )
+    anchor = torch.zeros(len(item.features), dtype=torch.bool, device=device)
+    return anchor.scatter_(0, kept.indices, kept.is_anchor)
 
 
 def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> float:
@@ -129,7 +110,7 @@ def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> 
 
     Args:
         features: [N, D] on the CPU.
-        weight: [N], what novelty is multiplied with.
+        weight: [N], what novelty is multiplied by.
         anchor: [N] bool, chosen first.
         chosen: [K] in the order of choice.
     """
@@ -149,10 +130,10 @@ def regret(features: Tensor, weight: Tensor, anchor: Tensor, chosen: Tensor) -> 
 
 
 def check_received_attention(device: torch.device) -> Iterator[Finding]:
-    """Compare importance from a tower's attention with the same in plain torch on the CPU."""
+    """Compare importance from a tower's attention with plain torch on the CPU."""
+    name = "received attention"
     if not runs_triton(device):
-        text = "this device uses plain torch: there is no kernel to check"
-        yield Finding("received attention", "skipped", text)
+        yield Finding(name, "skipped", "this device uses plain torch: there is no kernel to check")
         return
     random = torch.Generator().manual_seed(0)
     differences = []
@@ -161,33 +142,26 @@ def check_received_attention(device: torch.device) -> Iterator[Finding]:
         expected = received_in_blocks(query.float(), key.float(), segments, 80**-0.5)
         found = received_attention(query.to(device), key.to(device), segments, 80**-0.5)
         differences.append((found.cpu() - expected).abs().max() / expected.max())
-    worst = float(torch.stack(differences).max())  # NaN, if one of them is
+    worst = float(torch.stack(differences).max())  # NaN if one of them is
     text = f"largest difference to torch in float32: {worst:.1e} of the largest"
-    if worst < 1e-2:
-        yield Finding("received attention", "ok", text)
-    else:
-        yield Finding("received attention", "FAILED", text, _ADVICE)
+    yield Finding.of(name, "" if worst < 1e-2 else text, _ADVICE, text)
 
 
 def check_waits(device: torch.device) -> Iterator[Finding]:
-    """Let torch raise an error if the host waits for the GPU while tokens are chosen."""
+    """Let torch raise an error if the host waits for the GPU during selection."""
+    name = "host waits"
     if device.type == "cpu":
-        yield Finding("host waits", "skipped", "a CPU has nothing to wait for")
+        yield Finding(name, "skipped", "a CPU has nothing to wait for")
         return
-    moved = _moved(random_item(576, 256, 64, torch.bfloat16), device)
-    select_batch([moved], AnchorParams())  # compiled before it is watched
-    before = torch.cuda.get_sync_debug_mode()
-    finding = Finding("host waits", "ok", "none while tokens are chosen")
+    item = _moved(random_item(576, 256, 64, torch.bfloat16), device)
+    select_batch([item], AnchorParams())  # compiles kernels, which may wait
+    problem, before = "", torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        select_batch([moved], AnchorParams())
+        select_batch([item], AnchorParams())
     except RuntimeError as error:
-        finding = Finding(
-            "host waits",
-            "FAILED",
-            f"the host waits for the GPU: {str(error).splitlines()[0]}",
-            "Answers are right, but every request waits. Please send the report of --json.",
-        )
+        problem = f"the host waits for the GPU: {str(error).splitlines()[0]}"
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    yield finding
+    advice = f"Answers are right, but every request waits. {SEND_REPORT}."
+    yield Finding.of(name, problem, advice, "none during selection")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of tiny models, as a user would start them; answers against those of an eager one."""
+"""Serve tiny models as a user would, and compare their answers with those of an eager server."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import torch
 from openai import OpenAI, OpenAIError
 
 from anchorprune_vllm.commands.asking import connect
-from anchorprune_vllm.commands.check.findings import Finding
+from anchorprune_vllm.commands.check.findings import SEND_REPORT, Finding
 from anchorprune_vllm.commands.demo.questions import DemoQuestion, questions_for
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model, pruning_flags
 from anchorprune_vllm.testing.server import VllmServer, tail
 
 _QUESTIONS = 4
-_TOLERANCE = 0.02
-"""Of a log-probability: other kernels round in another way."""
+_TOLERANCE = 0.02  # of log-probabilities, as other kernels round in another way
 _ADVICE = (
     "Serve in a way that is ok here: with --enforce-eager, or with the other runner "
-    "(VLLM_USE_V2_MODEL_RUNNER=0 or 1). Please send the report of --json."
+    f"(VLLM_USE_V2_MODEL_RUNNER=0 or 1). {SEND_REPORT}."
 )
 
 
@@ -30,15 +29,13 @@ class Variant(NamedTuple):
     """A way to run the engine."""
 
     runner: int
-    is_eager: bool
+    mode: str
 
     def __str__(self) -> str:
-        kind = "eager" if self.is_eager else "compiled"
-        return f"runner V{self.runner}, {kind}"
+        return f"runner V{self.runner}, {self.mode}"
 
 
-VARIANTS = [Variant(runner, eager) for runner in (1, 2) for eager in (True, False)]
-"""The first is the one that the others are held to."""
+FIRST, *OTHERS = [Variant(runner, mode) for runner in (1, 2) for mode in ("eager", "compiled")]
 
 
 class Token(NamedTuple):
@@ -49,46 +46,42 @@ class Token(NamedTuple):
 
 
 def check_servers(device: torch.device, directory: Path) -> Iterator[Finding]:
-    """Serve each trained model in each way that this machine has."""
+    """Serve each trained model in each way that this machine supports."""
     for arch in TRAINED:
-        model = directory / f"trained-{arch}"
-        make_trained_model(model, arch)
+        make_trained_model(directory / f"trained-{arch}", arch)
         expected = None
-        for variant in VARIANTS:
+        for variant in (FIRST, *OTHERS):
             name = f"{arch}: {variant}"
-            is_first = variant == VARIANTS[0]
             reason = why_not(variant, device)
-            if not reason and not is_first and expected is None:
-                reason = f"nothing to compare with, as {VARIANTS[0]} failed"
+            if not reason and variant != FIRST and expected is None:
+                reason = f"nothing to compare with, as {FIRST} failed"
             if reason:
                 yield Finding(name, "skipped", reason)
                 continue
-            kind = "eager" if variant.is_eager else "compiled"
-            log = directory / f"{arch}-v{variant.runner}-{kind}.log"
+            log = directory / f"{arch}-v{variant.runner}-{variant.mode}.log"
             try:
-                answers = _answers(model, arch, variant, log)
+                answers = _answers(directory / f"trained-{arch}", arch, variant, log)
             except (RuntimeError, OpenAIError) as error:
-                yield _failed(name, error, log)
+                found = str(error).splitlines()[0].partition(";")[0]
+                end = tail(log) if log.exists() else ""
+                yield Finding(name, "FAILED", f"{found} (log: {log})", _ADVICE, f"{error}\n{end}")
                 continue
-            if is_first:
+            if expected is None:
                 expected = answers
-                yield Finding(name, "ok", f"{len(answers)} answers; what the others are held to")
-            else:
-                assert expected is not None
-                yield _compared(name, answers, expected)
-
-
-def _failed(name: str, error: Exception, log: Path) -> Finding:
-    found = str(error).splitlines()[0].partition(";")[0]
-    end = tail(log) if log.exists() else ""
-    return Finding(name, "FAILED", f"{found} (log: {log})", _ADVICE, f"{error}\n{end}")
+                found = f"{len(answers)} answers, to which the others are compared"
+                yield Finding(name, "ok", found)
+                continue
+            differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
+            problem = f"{differ} of {len(answers)} answers are not the eager ones"
+            found = f"{len(answers)} answers as the eager ones"
+            yield Finding.of(name, problem if differ else "", _ADVICE, found)
 
 
 def why_not(variant: Variant, device: torch.device) -> str:
     """Return why this machine cannot run the engine so; "" if it can."""
     if device.type == "cpu" and variant.runner == 2:
         return "vLLM's second model runner needs a GPU"
-    if not variant.is_eager and shutil.which("c++") is None and shutil.which("g++") is None:
+    if variant.mode == "compiled" and not (shutil.which("c++") or shutil.which("g++")):
         return "compiling needs a C++ compiler (package g++)"
     return ""
 
@@ -98,12 +91,11 @@ def _answers(model: Path, arch: str, variant: Variant, log: Path) -> list[list[T
         *("--anchorprune-budget", "16", "--served-model-name", "tiny", "--dtype", "float32"),
         *pruning_flags(model, TRAINED[arch]),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "128M"),
-        *(["--enforce-eager"] if variant.is_eager else []),
+        *(["--enforce-eager"] if variant.mode == "eager" else []),
     ]
     env = {"VLLM_USE_V2_MODEL_RUNNER": str(variant.runner - 1)}
     with VllmServer(model, flags, log, env=env) as server:
-        client = connect(server.url)
-        question = questions_for(arch)
+        client, question = connect(server.url), questions_for(arch)
         return [_answer(client, question(number)) for number in range(_QUESTIONS)]
 
 
@@ -117,25 +109,14 @@ def _answer(client: OpenAI, asked: DemoQuestion) -> list[Token]:
         logprobs=True,
     )
     logprobs = found.choices[0].logprobs
-    assert logprobs is not None
-    tokens = [Token(each.token, each.logprob) for each in logprobs.content or ()]
+    tokens = logprobs.content if logprobs else None
     if not tokens:
         raise RuntimeError("the server gave an answer without a token")
-    return tokens
-
-
-def _compared(
-    name: str, answers: Sequence[list[Token]], expected: Sequence[list[Token]]
-) -> Finding:
-    differ = sum(not same_answer(*pair) for pair in zip(answers, expected, strict=True))
-    if not differ:
-        return Finding(name, "ok", f"{len(answers)} answers as the eager ones")
-    found = f"{differ} of {len(answers)} answers are not the eager ones"
-    return Finding(name, "FAILED", found, _ADVICE)
+    return [Token(each.token, each.logprob) for each in tokens]
 
 
 def same_answer(answer: Sequence[Token], expected: Sequence[Token]) -> bool:
-    """Return whether tokens are the same, up to a tie; what comes after a tie counts no more."""
+    """Return whether the tokens are the same; what follows a near-tie does not count."""
     for one, other in zip(answer, expected, strict=False):
         if abs(one.logprob - other.logprob) > _TOLERANCE:
             return False

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Visual tokens that lie on the thing a question is about, where the data knows the place."""
+"""The visual tokens of the things a question is about, for data that knows where these are."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anchorprune_vllm.commands.eval.vqa_data import Box, Picture
+from anchorprune_vllm.commands.eval.vqa_data import Box
 from anchorprune_vllm.selection import Candidates, KeptTokens
 
 
 def tokens_on(boxes: Sequence[Box], grid: tuple[int, int]) -> Tensor:
-    """Return which tokens [rows · columns] of a grid have their middle in any of the boxes."""
+    """Return which tokens [rows · columns] of a grid have their centre in any of the boxes."""
     rows, columns = grid
     y = ((torch.arange(rows) + 0.5) / rows)[:, None]
     x = ((torch.arange(columns) + 0.5) / columns)[None]
@@ -28,18 +26,18 @@ def tokens_on(boxes: Sequence[Box], grid: tuple[int, int]) -> Tensor:
 
 
 def tell(model: nn.Module, boxes: Sequence[Box]) -> None:
-    """From now on a pruned model takes 1 on these boxes, and 0 elsewhere, for relevance.
+    """Make a pruned model take 1 inside these boxes, and 0 elsewhere, for relevance.
 
-    Without boxes it finds relevance by itself. For items of one unit.
+    Without boxes it computes relevance again. Only for items of one unit.
     """
     pruner: Any = model._pruner
-    if not isinstance(pruner._method.select, _Told):
-        pruner._method = replace(pruner._method, select=_Told(pruner._method.select))
+    if not isinstance(pruner._method.select, _ToldMethod):
+        pruner._method = replace(pruner._method, select=_ToldMethod(pruner._method.select))
     pruner._method.select.boxes = boxes
 
 
-class _Told:
-    """A method that is told where to look."""
+class _ToldMethod:
+    """A method whose items get their relevance from boxes."""
 
     def __init__(self, select: Any) -> None:
         self._select = select
@@ -53,35 +51,3 @@ class _Told:
             return item
         (grid,) = item.grids
         return item._replace(relevance=tokens_on(self.boxes, grid).to(item.features))
-
-
-def anchor_hits(
-    model: Path, pictures: Sequence[Picture], settings: Mapping[str, Any], budget: str
-) -> dict[str, list[bool]]:
-    """Return, by kind of question, for which ones the anchor has a token on the thing named.
-
-    The model's processor, tower and selection run in this process, without an engine. To be used
-    inside `one_rank`.
-    """
-    from anchorprune_vllm.testing.local_model import LocalModel
-    from anchorprune_vllm.testing.selections import recorded_selections
-
-    local = LocalModel(model, settings=dict(settings))
-    tokenizer = local.processor.info.get_tokenizer()
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for picture in pictures:
-        image = picture.load()
-        for question in picture.questions:
-            if not question.about:
-                continue
-            content = [{"type": "image"}, {"type": "text", "text": question.text}]
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-            )
-            with recorded_selections(local.model._pruner) as record:
-                local.embed(local.process(prompt, image, budget=budget))
-            ((item, kept),) = record
-            (grid,) = item.grids
-            anchor = kept.indices[kept.is_anchor]
-            hits[question.kind].append(bool(tokens_on(question.about[:1], grid)[anchor].any()))
-    return dict(hits)

@@ -15,13 +15,14 @@ from functools import partial
 
 from PIL import Image, ImageDraw, ImageFont
 
+from anchorprune_vllm.commands.eval.scenes import LETTERS as LETTERS
 from anchorprune_vllm.commands.eval.vqa_data import Box, Picture, Question, Shown
 
 SIZE = 448
 """Pixels of a side. LLaVA sees half of them; either way a scene is 16 x 16 visual tokens."""
 THINGS = 30
 _CELLS = 8
-"""Of a row or column. Each is two by two visual tokens."""
+"""Cells in a row or column; each is two by two visual tokens."""
 _CELL = SIZE / _CELLS
 _SIGNS = 4
 
@@ -41,12 +42,11 @@ COLOURS = {
 }
 SHAPES = ("circle", "rectangle", "triangle", "star", "cross", "ring", "diamond", "heart", "moon")
 SIGN = "sign"
-LETTERS = "ABCEHT"
 
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing of a scene, in a cell of its own."""
+    """A thing in a scene, in a cell of its own."""
 
     colour: str
     shape: str
@@ -57,13 +57,19 @@ class Thing:
     def __str__(self) -> str:
         return f"{self.colour} {self.shape}"
 
+    @property
+    def box(self) -> Box:
+        """The cell: left, top, right and bottom as shares of the image."""
+        left, top = self.column / _CELLS, self.row / _CELLS
+        return left, top, left + 1 / _CELLS, top + 1 / _CELLS
+
 
 def cluttered_scene(seed: int, each: int = 2, count: int = THINGS) -> Picture:
-    """Draw up the scene of a seed: the same things and questions each time.
+    """Return the scene of a seed.
 
     Args:
-        each: the most questions of one kind, of colours and shapes at most two.
-        count: of the things, at least 8.
+        each: the most questions of one kind; about colours and shapes there are at most two.
+        count: the number of things, at least 8.
     """
     rng = random.Random(f"clutter {seed}")
     things = _things(rng, count)
@@ -71,36 +77,32 @@ def cluttered_scene(seed: int, each: int = 2, count: int = THINGS) -> Picture:
         partial(_draw, things, rng.randrange(2**32)),
         tuple(_questions(rng, things, each)),
         " and ".join(map(_article, rng.sample(things, 4))),
-        tuple(Shown(thing.colour, thing.shape, thing.letters, _box(thing)) for thing in things),
+        tuple(Shown(thing.colour, thing.shape, thing.letters, thing.box) for thing in things),
     )
 
 
 def _things(rng: random.Random, count: int) -> list[Thing]:
     """Choose things of which no two are alike.
 
-    Two shapes and two colours are rare: just one thing has each of them, and can be asked for by it
-    alone. Signs have the other colours. Some shapes and colours are not there at all.
+    Two shapes and two colours are rare: exactly one thing has each of them, and a question can name
+    it by that alone. Signs have the other colours. Some shapes and colours do not occur at all.
     """
-    rare_shapes, shapes = _drawn(rng, SHAPES, 2, 5)
-    rare_colours, colours = _drawn(rng, COLOURS, 2, 7)
+    rare_shapes, shapes = _rare_and_common(rng, SHAPES, 2, 5)
+    rare_colours, colours = _rare_and_common(rng, COLOURS, 2, 7)
     kinds = [(rng.choice(colours), shape) for shape in rare_shapes]
     kinds += [(colour, rng.choice(shapes)) for colour in rare_colours]
     signs = [(colour, SIGN) for colour in rng.sample(colours, _SIGNS)]
     others = [(colour, shape) for colour in colours for shape in shapes]
     kinds += signs + rng.sample(others, count - len(kinds) - len(signs))
     cells = rng.sample(range(_CELLS**2), count)
-    return [
-        Thing(
-            colour,
-            shape,
-            *divmod(cell, _CELLS),
-            "".join(rng.sample(LETTERS, 2)) if shape == SIGN else "",
-        )
-        for (colour, shape), cell in zip(kinds, cells, strict=True)
-    ]
+    things = []
+    for (colour, shape), cell in zip(kinds, cells, strict=True):
+        letters = "".join(rng.sample(LETTERS, 2)) if shape == SIGN else ""
+        things.append(Thing(colour, shape, *divmod(cell, _CELLS), letters))
+    return things
 
 
-def _drawn(
+def _rare_and_common(
     rng: random.Random, names: Iterable[str], rare: int, common: int
 ) -> tuple[list[str], list[str]]:
     drawn = rng.sample(list(names), rare + common)
@@ -112,10 +114,10 @@ def _questions(rng: random.Random, things: list[Thing], each: int) -> list[Quest
     shapes = [thing.shape for thing in things]
     colours = [thing.colour for thing in things]
     plain = [thing for thing in things if thing.shape != SIGN]
-    at = {(thing.row, thing.column): thing for thing in things}
+    plain_at = {(thing.row, thing.column): thing for thing in plain}
 
     def ask(text: str, answer: str, kind: str, *about: Thing) -> None:
-        found.append(Question(text, (answer,), kind, tuple(map(_box, about))))
+        found.append(Question(text, (answer,), kind, tuple(thing.box for thing in about)))
 
     for thing in [one for one in plain if shapes.count(one.shape) == 1][:each]:
         ask(f"what color is the {thing.shape}?", thing.colour, "colour", thing)
@@ -124,14 +126,11 @@ def _questions(rng: random.Random, things: list[Thing], each: int) -> list[Quest
     signs = [thing for thing in things if thing.shape == SIGN]
     for thing in rng.sample(signs, min(each, _SIGNS)):
         ask(f"what does the {thing.colour} sign say?", " ".join(thing.letters), "text", thing)
-    beside = [
-        (thing, at[thing.row, thing.column - 1])
-        for thing in plain
-        if (thing.row, thing.column - 1) in at and at[thing.row, thing.column - 1] in plain
-    ]
+    pairs = [(thing, plain_at.get((thing.row, thing.column - 1))) for thing in plain]
+    beside = [(thing, left) for thing, left in pairs if left]
     for thing, left in rng.sample(beside, min(each, len(beside))):
         ask(f"what is left of the {thing}?", left.shape, "relation", thing, left)
-    # What is not there has a colour and a shape that others have.
+    # A thing that is not there has the colour of one that is, and the shape of another.
     there = {str(thing) for thing in things}
     mixed = {f"{one.colour} {other.shape}" for one in plain for other in plain}
     for thing in rng.sample(plain, min(each // 2, len(plain))):
@@ -146,36 +145,31 @@ def _article(thing: Thing | str) -> str:
     return f"{'an' if str(thing).startswith('orange') else 'a'} {thing}"
 
 
-def _box(thing: Thing) -> Box:
-    """Return where a thing is: left, top, right and bottom as shares of the picture."""
-    left, top = thing.column / _CELLS, thing.row / _CELLS
-    return left, top, left + 1 / _CELLS, top + 1 / _CELLS
-
-
 # -- drawing --------------------------------------------------------------------------------------
 
 
 def _draw(things: list[Thing], seed: int) -> Image.Image:
     rng = random.Random(seed)
-    picture = _ground(rng)
-    draw = ImageDraw.Draw(picture)
+    image = _ground(rng)
+    draw = ImageDraw.Draw(image)
     for thing in things:
         side = rng.uniform(44, 52)
         x, y = (
             (place + 0.5) * _CELL + rng.uniform(-1, 1) * (_CELL - side) / 2
             for place in (thing.column, thing.row)
         )
-        colour = _varied(rng, COLOURS[thing.colour], 14)
+        rgb = COLOURS[thing.colour]
+        colour = tuple(max(0, min(255, value + rng.randint(-14, 14))) for value in rgb)
         if thing.shape == SIGN:
-            _draw_sign(draw, (x, y), colour, thing.letters)
+            _draw_sign(draw, x, y, colour, thing.letters)
         else:
-            _draw_shape(draw, thing.shape, (x, y), side / 2, colour, rng)
-    return picture
+            _draw_shape(draw, thing.shape, x, y, side / 2, colour, rng)
+    return image
 
 
 def _ground(rng: random.Random) -> Image.Image:
     """Paint stripes, checks or speckles in soft colours, different in each quarter."""
-    picture = Image.new("RGB", (SIZE, SIZE))
+    image = Image.new("RGB", (SIZE, SIZE))
     half = SIZE // 2
     for corner in ((0, 0), (half, 0), (0, half), (half, half)):
         tile = Image.new("RGB", (half, half), _soft(rng))
@@ -195,23 +189,18 @@ def _ground(rng: random.Random) -> Image.Image:
             for _ in range(half * half // (step * step)):
                 x, y, r = rng.uniform(0, half), rng.uniform(0, half), rng.uniform(1, step / 3)
                 draw.ellipse((x - r, y - r, x + r, y + r), fill=other)
-        picture.paste(tile, corner)
-    return picture
+        image.paste(tile, corner)
+    return image
 
 
 def _soft(rng: random.Random) -> tuple[int, ...]:
     return tuple(rng.randint(165, 225) for _ in range(3))
 
 
-def _varied(rng: random.Random, colour: tuple[int, ...], by: int) -> tuple[int, ...]:
-    return tuple(max(0, min(255, value + rng.randint(-by, by))) for value in colour)
-
-
 def _draw_sign(
-    draw: ImageDraw.ImageDraw, middle: tuple[float, float], colour: tuple[int, ...], letters: str
+    draw: ImageDraw.ImageDraw, x: float, y: float, colour: tuple[int, ...], letters: str
 ) -> None:
-    x, y = middle
-    draw.rectangle((x - 27, y - 21, x + 27, y + 21), fill=colour, outline=(60, 60, 60), width=2)
+    draw.rectangle((x - 27, y - 21, x + 27, y + 21), fill=colour, outline=_EDGE, width=2)
     ink = (0, 0, 0) if sum(colour) > 330 else (255, 255, 255)
     font = ImageFont.load_default(size=34)
     for letter, place in zip(letters, (x - 13, x + 13), strict=True):
@@ -221,34 +210,26 @@ def _draw_sign(
 def _draw_shape(
     draw: ImageDraw.ImageDraw,
     shape: str,
-    middle: tuple[float, float],
+    x: float,
+    y: float,
     r: float,
     colour: tuple[int, ...],
     rng: random.Random,
 ) -> None:
     """Draw a shape of a radius around a point, with a thin dark edge as on a sticker."""
-    x, y = middle
-    edge = (60, 60, 60)
     box = (x - r, y - r, x + r, y + r)
     if shape == "circle":
-        draw.ellipse(box, fill=colour, outline=edge, width=2)
+        draw.ellipse(box, fill=colour, outline=_EDGE, width=2)
     elif shape == "ring":
-        draw.ellipse(box, outline=edge, width=int(0.5 * r))
+        draw.ellipse(box, outline=_EDGE, width=int(0.5 * r))
         inside = (x - r + 2, y - r + 2, x + r - 2, y + r - 2)
         draw.ellipse(inside, outline=colour, width=int(r / 2.4))
     elif shape == "rectangle":
         h = r * rng.uniform(0.55, 0.8)
-        draw.rectangle((x - r, y - h, x + r, y + h), fill=colour, outline=edge, width=2)
-    elif shape == "moon":
-        outer = _arc(x, y, r, 50, 310)
-        inner = _arc(x + 0.45 * r, y, 0.83 * r, 292, 68, steps=24)
-        draw.polygon(outer + inner, fill=colour, outline=edge, width=2)
-    elif shape == "heart":
-        left, right = (_arc(x + side * r / 2, y - r / 3, r / 2, 180, 360) for side in (-1, 1))
-        draw.polygon([*left, *right, (x, y + r)], fill=colour, outline=edge, width=2)
+        draw.rectangle((x - r, y - h, x + r, y + h), fill=colour, outline=_EDGE, width=2)
     else:
         corners = [(x + r * a, y + r * b) for a, b in _OUTLINES[shape]]
-        draw.polygon(corners, fill=colour, outline=edge, width=2)
+        draw.polygon(corners, fill=colour, outline=_EDGE, width=2)
 
 
 def _arc(
@@ -259,11 +240,9 @@ def _arc(
 
 
 def _star() -> list[tuple[float, float]]:
-    points = []
-    for n in range(10):
-        radius, angle = (1.0, 0.42)[n % 2], math.pi * n / 5 - math.pi / 2
-        points.append((radius * math.cos(angle), radius * math.sin(angle)))
-    return points
+    angles = [math.pi * n / 5 - math.pi / 2 for n in range(10)]
+    radii = (1.0, 0.42) * 5
+    return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]
 
 
 def _cross() -> list[tuple[float, float]]:
@@ -272,10 +251,13 @@ def _cross() -> list[tuple[float, float]]:
     return [(x * c - y * s, x * s + y * c) for c, s in turns for x, y in arm]
 
 
+_EDGE = (60, 60, 60)
 _OUTLINES: dict[str, list[tuple[float, float]]] = {
     "triangle": [(0, -1), (1, 0.9), (-1, 0.9)],
     "diamond": [(0, -1), (0.75, 0), (0, 1), (-0.75, 0)],
     "star": _star(),
     "cross": _cross(),
+    "moon": [*_arc(0, 0, 1, 50, 310), *_arc(0.45, 0, 0.83, 292, 68, steps=24)],
+    "heart": [*_arc(-0.5, -1 / 3, 0.5, 180, 360), *_arc(0.5, -1 / 3, 0.5, 180, 360), (0, 1)],
 }
-"""Corners, seen from the middle of a shape of radius 1."""
+"""Corners around the middle of a shape of radius 1."""

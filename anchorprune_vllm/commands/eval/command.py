@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of `anchorprune eval`."""
+"""The arguments of `anchorprune eval`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.commands.options import (
-    add_budgets,
-    add_engine_args,
-    add_methods,
-    add_out,
-    add_several,
-    add_text_encoder,
-    choices,
-    engine_args,
-    positive,
-)
+from anchorprune_vllm.commands import options
 from anchorprune_vllm.config import POSITIONS, SCOPES
 
 
@@ -27,64 +17,72 @@ def add_eval(commands: Any) -> None:
     """Add the subcommand."""
     command = commands.add_parser(
         "eval",
-        help="accuracy on a VQA set, at several budgets and with several methods",
+        help="measure accuracy on questions with known answers, at several budgets and methods",
         usage="%(prog)s MODEL [OPTION ...]",
-        description="Put the questions of a VQA set to the offline engine: unpruned, and with each "
-        "method at each budget. Exact match with 95% intervals, as DIR/results.json, table.md and "
-        "accuracy.png. Each run is kept as soon as it ends: the same command goes on where it was "
-        "stopped, one with more methods or budgets adds to the same results.",
+        description="Ask vLLM's offline engine questions with known answers: unpruned, and with "
+        "each method at each budget. Writes DIR/results.json, table.md and accuracy.png: exact "
+        "match with 95% intervals, and Rel., the accuracy in percent of the unpruned model's. "
+        "Every run is kept as soon as it ends. The same command goes on where it was stopped, and "
+        "one with more methods or budgets adds to the same results.",
+        epilog="Example: anchorprune eval llava-hf/llava-1.5-7b-hf --data questions.jsonl "
+        "--methods anchorprune divprune --budgets 128 64 32",
     )
     command.add_argument("model", metavar="MODEL", help="hub id or local path")
-    add_several(
+    options.add_several(
         command,
         "--data",
         lambda text: [text],
         ["easy-vqa"],
         metavar="SET",
         help="easy-vqa (default), scenes, clutter, or a file with lines such as "
-        '{"image": "a.png", "question": "...", "answers": ["..."], "kind": "..."}; several: Rel. '
-        "is the mean",
+        '{"image": "a.png", "question": "...", "answers": ["..."], "kind": "..."}; the Rel. of '
+        "several sets is the mean of theirs",
     )
-    add_methods(command)
-    add_budgets(command, "5.6%,11.1%,22.2%")
-    add_several(
+    options.add_methods(command)
+    options.add_budgets(command, "5.6%,11.1%,22.2%")
+    options.add_several(
         command,
         "--query",
-        choices(SCOPES),
+        options.choices(SCOPES),
         ["turn"],
         metavar="SCOPE",
-        help=f"of {', '.join(SCOPES)} (default: turn)",
+        help=f"what counts as the question: {', '.join(SCOPES)} (default: turn)",
     )
-    add_several(
+    options.add_several(
         command,
         "--positions",
-        choices(POSITIONS),
+        options.choices(POSITIONS),
         [None],
         metavar="KIND",
-        help=f"of {', '.join(POSITIONS)} (default: the model's own)",
+        help=f"positions of kept tokens: {', '.join(POSITIONS)} (default: the model's own)",
     )
     command.add_argument(
         "--ceiling",
         action="store_true",
         help="also run AnchorPrune with perfect relevance: 1 on the things that a question is "
-        "about, 0 elsewhere; needs --data clutter, which knows where they are",
+        "about, 0 elsewhere; needs --data clutter or scenes, which know where things are",
     )
     command.add_argument(
         "--limit",
         type=_limit,
         default=2000,
         metavar="N",
-        help="questions of each set, whole pictures in order (default: 2000; 0 or all: all)",
+        help="the most questions of each set, as whole images in order (default: 2000; 0 or all: "
+        "no limit)",
     )
-    add_text_encoder(command)
-    add_out(command, Path("eval-results"), "eval-results")
+    options.add_text_encoder(command)
+    options.add_out(command, Path("eval-results"), "eval-results")
     command.add_argument(
-        "--max-tokens", type=positive, default=16, metavar="N", help="of an answer (default: 16)"
+        "--max-tokens",
+        type=options.positive,
+        default=16,
+        metavar="N",
+        help="longest answer (default: 16)",
     )
     command.add_argument(
         "--prompt",
         default="{question}",
-        help="what is asked (default: {question}); for models that answer in sentences: "
+        help="the text that is asked (default: {question}); for models that answer in sentences: "
         "'{question} Answer with a single word.'",
     )
     command.add_argument(
@@ -93,7 +91,7 @@ def add_eval(commands: Any) -> None:
         help="put the tokenizer's special tokens before the chat, which vLLM does not do: for "
         "models trained with a <s> that their chat template lacks",
     )
-    add_engine_args(command)
+    options.add_engine_args(command)
     command.set_defaults(run=_eval, when_stopped="; the same command goes on from here")
 
 
@@ -101,32 +99,15 @@ def _limit(text: str) -> int | None:
     if text in ("0", "all"):
         return None
     try:
-        return positive(text)
+        return options.positive(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; 0 or all: all questions") from error
 
 
 def _eval(args: argparse.Namespace) -> None:
-    # vLLM would write into the progress bar.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else vLLM writes into the progress bar
     from anchorprune_vllm.commands.eval.run import Evaluation, run_eval
 
-    run_eval(
-        Evaluation(
-            model=args.model,
-            out=args.out,
-            data=args.data,
-            methods=args.methods,
-            budgets=args.budgets,
-            scopes=args.query,
-            positions=args.positions,
-            limit=args.limit,
-            ceiling=args.ceiling,
-            text_encoder=args.text_encoder,
-            max_tokens=args.max_tokens,
-            prompt=args.prompt,
-            add_special_tokens=args.add_special_tokens,
-            engine_args=engine_args(args),
-            command=shlex.join(["anchorprune", *args.given]),
-        )
-    )
+    command = shlex.join(["anchorprune", *args.given])
+    engine_args = options.engine_args(args)
+    run_eval(options.settings_of(args, Evaluation, engine_args=engine_args, command=command))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions of an evaluation, by the name of their data set."""
+"""The data sets of an evaluation, by name."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,32 +28,33 @@ _TRAINING_SCENES = 4000  # enough for a stable guess at each of their questions
 
 @dataclass(frozen=True)
 class DataSet:
-    """Pictures with questions."""
+    """Images with questions, under a name."""
 
     name: str
     pictures: tuple[Picture, ...]
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """All of them, picture by picture."""
+        """All questions, image by image."""
         return tuple(question for picture in self.pictures for question in picture.questions)
 
     @cached_property
     def picture_of(self) -> list[int]:
-        """The number of each question's picture."""
+        """The number of each question's image."""
         return [n for n, picture in enumerate(self.pictures) for _ in picture.questions]
 
     @cached_property
     def kind_of(self) -> list[str]:
+        """The kind of each question."""
         return [question.kind for question in self.questions]
 
     @property
     def knows_places(self) -> bool:
-        """Whether any question says where the things are that it is about."""
+        """Whether questions say where the things are that they are about."""
         return any(question.about for question in self.questions)
 
     def fingerprint(self) -> str:
-        """Identifies the questions and their answers, not the pixels."""
+        """Return a hash of the questions and their answers, but not of the pixels."""
         asked = [
             [number, question.text, question.answers, question.kind]
             for number, question in zip(self.picture_of, self.questions, strict=True)
@@ -61,17 +63,16 @@ class DataSet:
 
 
 def load_data(names: Sequence[str], limit: int | None) -> list[DataSet]:
-    """The test pictures of each data set; `limit`: up to so many questions of each."""
+    """Return the test images of each data set, with at most `limit` questions in each."""
     found = [_load(name, limit) for name in names]
-    titles = [data.name for data in found]
-    for title in titles:
-        if titles.count(title) > 1:
+    for title, count in Counter(data.name for data in found).items():
+        if count > 1:
             raise ValueError(f"two data sets are called {title!r}: give each once, or rename one")
     return found
 
 
 def blind_guesses(name: str) -> dict[str, str] | None:
-    """The training split's most frequent answer to each question; None: there is no such split."""
+    """Return the training split's most frequent answers; None if there is no such split."""
     if name == "easy-vqa":
         return blind_answers(easy_vqa("train"))
     if name in _DRAWN:
@@ -80,21 +81,16 @@ def blind_guesses(name: str) -> dict[str, str] | None:
 
 
 def first_questions(pictures: Sequence[Picture], limit: int | None) -> tuple[Picture, ...]:
-    """Whole pictures, in order, with no more questions than `limit`; one picture at least."""
-    if limit is None:
-        return tuple(pictures)
-    taken: list[Picture] = []
+    """Return whole images in order, at least one, with no more questions than `limit` in all."""
     count = 0
-    for picture in pictures:
+    for number, picture in enumerate(pictures):
         count += len(picture.questions)
-        if taken and count > limit:
-            break
-        taken.append(picture)
-    return tuple(taken)
+        if number and limit is not None and count > limit:
+            return tuple(pictures[:number])
+    return tuple(pictures)
 
 
 def _load(name: str, limit: int | None) -> DataSet:
-    pictures: Sequence[Picture]
     title = name
     if name == "easy-vqa":
         pictures = easy_vqa("test")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The offline engine of an evaluation, and the questions put to it."""
+"""The offline engine of an evaluation, and the questions that it is asked."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from transformers.utils.logging import disable_progress_bar
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 
-from anchorprune_vllm.commands.engine_options import check_engine_options, refusal
+from anchorprune_vllm.commands.checks import check_engine_options, refusal
 from anchorprune_vllm.commands.eval.asked_thing import tell
 from anchorprune_vllm.commands.eval.data import DataSet
 from anchorprune_vllm.commands.eval.plan import PERFECT, Configuration
 from anchorprune_vllm.config import CONFIG_KEY
 
-_AT_ONCE = 256  # questions given to the engine together, between two steps of the progress bar
+_QUESTIONS_AT_ONCE = 256  # between two steps of the progress bar
 
 
 def check_engine(model: str, settings: dict[str, Any] | None, options: dict[str, Any]) -> None:
-    """Raise ValueError for a model or for options that vLLM refuses, without starting an engine."""
+    """Raise ValueError for a model or options that vLLM refuses, without starting an engine."""
     own = inspect.signature(LLM).parameters.keys() - inspect.signature(EngineArgs).parameters.keys()
     check_engine_options(options, also=own)
     arguments = _arguments(settings, options)
-    # Until an engine starts, vLLM's level is not the one that was asked for.
-    log = logging.getLogger("vllm")
+    log = logging.getLogger("vllm")  # VLLM_LOGGING_LEVEL takes effect only in an engine
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        EngineArgs(
-            model=model, **{name: arguments[name] for name in arguments.keys() - own}
-        ).create_model_config()
+        known = {name: arguments[name] for name in arguments.keys() - own}
+        EngineArgs(model=model, **known).create_model_config()
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(_cannot_start(model, options, error)) from error
     finally:
@@ -49,16 +47,17 @@ def check_engine(model: str, settings: dict[str, Any] | None, options: dict[str,
 def start_engine(
     model: str, settings: dict[str, Any] | None, options: dict[str, Any]
 ) -> Iterator[LLM]:
-    """An engine that gives all its memory back; `settings` None: without pruning.
+    """Start an engine that gives back all its memory when the block ends.
 
-    `options` are those of `vllm.LLM`.
+    `settings` are those of pruning, None for the unpruned model; `options` those of `vllm.LLM`.
     """
-    disable_progress_bar()  # one is enough
+    disable_progress_bar()  # the evaluation has one of its own
     if current_platform.is_cpu():
-        # A GPU's memory comes back when the process that used it ends, so there the engine has one
-        # of its own, vLLM's way. For main memory that is not needed, and would cost half a minute.
+        # On a GPU, memory is given back when the engine's own process ends, which is vLLM's
+        # default. Main memory needs no such process, and starting it would take half a minute.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would last beyond it
+        # Without a process of its own the binding to cores would outlive the engine.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         llm = LLM(model=model, **_arguments(settings, options))
     except (OSError, TypeError, ValueError) as error:
@@ -77,24 +76,24 @@ def _cannot_start(model: str, options: dict[str, Any], error: Exception) -> str:
 
 
 def _arguments(settings: dict[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Of `vllm.LLM`."""
-    defaults: dict[str, Any] = {
+    """Return the arguments of `vllm.LLM`."""
+    arguments: dict[str, Any] = {
         "seed": 0,
         "limit_mm_per_prompt": {"image": 1, "video": 0},
         "use_tqdm_on_load": False,
-        "disable_log_stats": True,  # as vllm.LLM has it; nobody scrapes this process
-        "mm_processor_cache_gb": 0.25,  # no question is asked twice: vLLM's own 4 would fill up
+        "disable_log_stats": True,  # nobody scrapes this process
+        "mm_processor_cache_gb": 0.25,  # no question is asked twice, so vLLM's 4 would fill up
     }
     if current_platform.is_cpu():
-        # vLLM's own defaults would take most of the memory, and compile for minutes.
-        defaults |= {"kv_cache_memory_bytes": 2**30, "enforce_eager": True, "dtype": "float32"}
-    arguments = {**defaults, **options}
+        # vLLM's defaults would take most of the memory, and compile for minutes.
+        arguments |= {"kv_cache_memory_bytes": 2**30, "enforce_eager": True, "dtype": "float32"}
+    arguments |= options
     if settings is not None:
         arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), CONFIG_KEY: settings}
     return arguments
 
 
-def ask(
+def ask_all(
     llm: LLM,
     data: DataSet,
     configuration: Configuration,
@@ -104,9 +103,9 @@ def ask(
     add_special_tokens: bool,
     advance: Callable[[int], None],
 ) -> tuple[list[str], float]:
-    """Greedy answers to all questions of a data set, and the mean number of prompt tokens.
+    """Return greedy answers to all questions, and the mean number of prompt tokens.
 
-    `advance` is told of each number of answers as they come.
+    `advance` is called with the number of answers whenever some have arrived.
     """
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     override = None
@@ -115,10 +114,11 @@ def ask(
         override = {CONFIG_KEY: choice}
     answers: list[str] = []
     prompt_tokens = 0
-    at_once = 1 if configuration.method == PERFECT else _AT_ONCE
+    is_told = configuration.method == PERFECT
+    at_once = 1 if is_told else _QUESTIONS_AT_ONCE
     for start in range(0, len(data.questions), at_once):
         numbers = range(len(data.questions))[start : start + at_once]
-        if configuration.method == PERFECT:
+        if is_told:
             llm.apply_model(partial(tell, boxes=data.questions[start].about))
         outputs = llm.chat(
             _conversations(data, numbers, prompt),
@@ -133,29 +133,14 @@ def ask(
     return answers, prompt_tokens / len(answers)
 
 
-def device_name() -> str:
-    """The device that vLLM computes on."""
-    return str(current_platform.get_device_name())
-
-
 def _conversations(
     data: DataSet, numbers: Sequence[int], prompt: str
 ) -> list[list[dict[str, Any]]]:
-    """The questions with these numbers, each with its picture before it."""
-    needed = {data.picture_of[number] for number in numbers}
-    images = {number: data.pictures[number].load() for number in needed}
-    return [
-        [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "image_pil", "image_pil": images[data.picture_of[number]]},
-                    {
-                        "type": "text",
-                        "text": prompt.replace("{question}", data.questions[number].text),
-                    },
-                ],
-            }
-        ]
-        for number in numbers
-    ]
+    """Return the questions with these numbers as chats, each with its image before it."""
+    images = {n: data.pictures[n].load() for n in {data.picture_of[each] for each in numbers}}
+    chats = []
+    for number in numbers:
+        image = {"type": "image_pil", "image_pil": images[data.picture_of[number]]}
+        text = prompt.replace("{question}", data.questions[number].text)
+        chats.append([{"role": "user", "content": [image, {"type": "text", "text": text}]}])
+    return chats

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation runs: the configurations of methods, and the engines they need."""
+"""What an evaluation runs: the configurations, and the engines that they need."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.config import PruneConfig
-from anchorprune_vllm.methods import registry as known
+from anchorprune_vllm.methods import registry
 
 FULL = "Full"
-"""In place of a method: the model without pruning."""
+"""Stands in place of a method for the unpruned model."""
 BLIND = "blind"
-"""In place of a method: guesses without the picture."""
+"""Stands in place of a method for guesses without the image."""
 PERFECT = "perfect relevance"
-"""In place of a method: AnchorPrune, told where the things are that a question is about."""
+"""Stands in place of a method for AnchorPrune when it is told where the things in question are."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One line of the results. Fields that mean nothing for `FULL` and `BLIND` are None."""
+    """A line of the results; `FULL` and `BLIND` have a method only."""
 
     method: str
     positions: str | None = None
@@ -29,56 +29,50 @@ class Configuration:
     budget: str | None = None
 
     def __str__(self) -> str:
-        parts = (
-            self.method,
-            self.budget,
-            self.query and f"query {self.query}",
-            self.positions and f"{self.positions} positions",
-        )
-        return ", ".join(part for part in parts if part)
+        query = self.query and f"query {self.query}"
+        positions = self.positions and f"{self.positions} positions"
+        return ", ".join(filter(None, (self.method, self.budget, query, positions)))
 
 
 @dataclass(frozen=True)
 class EngineRuns:
-    """What one engine is asked: its settings, and the configurations that need no other."""
+    """The settings of an engine, and the configurations that it can answer."""
 
     settings: dict[str, Any] | None
-    """None: no pruning."""
+    """None for the unpruned model."""
     configurations: tuple[Configuration, ...]
 
 
 def engine_runs(
-    methods: Sequence[Method],
+    methods: Sequence[ChosenMethod],
     budgets: Sequence[str],
-    scopes: Sequence[str],
+    queries: Sequence[str],
     positions: Sequence[str | None],
     text_encoder: str | None,
     ceiling: bool = False,
 ) -> Iterator[EngineRuns]:
-    """The unpruned model, then an engine for each method and each kind of positions.
+    """Yield the unpruned model, then an engine for each method with each kind of positions.
 
-    Budget and query are chosen by each request. ceiling: AnchorPrune with perfect relevance too,
-    set as the first AnchorPrune among the methods.
+    Budget and query need no engine of their own, because a request chooses them. With `ceiling`,
+    AnchorPrune also runs with perfect relevance, and the options of the first AnchorPrune there is.
     """
     yield EngineRuns(None, (Configuration(FULL),))
     named = [(str(method), method) for method in methods]
     if ceiling:
-        ours = (method for method in methods if method.name == known.ANCHORPRUNE)
-        named.append((PERFECT, next(ours, Method(known.ANCHORPRUNE))))
-    for place in positions:
+        ours = (method for method in methods if method.name == registry.ANCHORPRUNE)
+        named.append((PERFECT, next(ours, ChosenMethod(registry.ANCHORPRUNE))))
+    for kind in positions:
         for name, method in named:
-            # Memory is measured at start-up: for the most that a request may keep.
+            # vLLM measures memory at start-up, so the engine's own budget is the largest.
             settings = {"budget": "100%", **method.settings()}
             if text_encoder is not None:
                 settings["text_encoder"] = text_encoder
-            if place is not None:
-                settings["positions"] = place
-            asks = known.method_of(PruneConfig.from_dict(settings)).uses_query
-            yield EngineRuns(
-                settings,
-                tuple(
-                    Configuration(name, place, scope, budget)
-                    for scope in (scopes if asks else scopes[:1])
-                    for budget in budgets
-                ),
+            if kind is not None:
+                settings["positions"] = kind
+            uses_query = registry.method_of(PruneConfig.from_dict(settings)).uses_query
+            configurations = (
+                Configuration(name, kind, query, budget)
+                for query in (queries if uses_query else queries[:1])
+                for budget in budgets
             )
+            yield EngineRuns(settings, tuple(configurations))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`anchorprune eval`: a VQA set through the real engine, at several budgets and with methods."""
+"""Runs an evaluation: one engine after the other, each asked what is not in the results yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anchorprune_vllm.commands.checks import check_model, check_out
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.checks import check_model, check_out, check_plot
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.eval import report
 from anchorprune_vllm.commands.eval.data import DataSet, blind_guesses, load_data
 from anchorprune_vllm.commands.eval.plan import (
@@ -26,7 +26,7 @@ from anchorprune_vllm.commands.eval.plan import (
     EngineRuns,
     engine_runs,
 )
-from anchorprune_vllm.commands.eval.results import RESULTS_FILE, Results, Run
+from anchorprune_vllm.commands.eval.results import RESULTS_FILE, EvalResults, Run
 from anchorprune_vllm.testing.demo_models.make import find_text_encoder
 
 _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
@@ -34,35 +34,72 @@ _PACKAGES = ("anchorprune-vllm", "vllm", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the command line asks for."""
+    """What is to be measured, with names and defaults as on the command line."""
 
     model: str
     out: Path
     data: Sequence[str] = ("easy-vqa",)
-    methods: Sequence[Method] = (Method("anchorprune"),)
+    methods: Sequence[ChosenMethod] = (ChosenMethod("anchorprune"),)
     budgets: Sequence[str] = ("5.6%", "11.1%", "22.2%")
-    scopes: Sequence[str] = ("turn",)
+    query: Sequence[str] = ("turn",)
     positions: Sequence[str | None] = (None,)
-    """None: the model's own."""
     limit: int | None = 2000
-    """Questions of each data set; None: all."""
     text_encoder: str | None = None
     max_tokens: int = 16
     prompt: str = "{question}"
     ceiling: bool = False
-    """Whether AnchorPrune also runs with perfect relevance, on data that knows where things are."""
     add_special_tokens: bool = False
-    """Whether the tokenizer's own are put before the chat, such as `<s>`; a server does not."""
     engine_args: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `vllm.LLM`."""
     command: str = ""
+    """The command line, which is kept with the results."""
 
 
-def run_eval(wanted: Evaluation) -> Results:
-    """Run what is not there yet, write the results, print them."""
+def run_eval(wanted: Evaluation) -> EvalResults:
+    """Run what is not in the results yet; write and print tables and a plot of all results."""
     console = Console()
-    # Whatever can be wrong is found before the first engine starts.
-    report.check_plot()
+    data, text_encoder = _checked(wanted)
+
+    from vllm.platforms import current_platform
+
+    from anchorprune_vllm.commands.eval.engine import check_engine
+
+    directories = (wanted.model, text_encoder)
+    settings = {
+        "model": wanted.model,
+        "model_files": [name and _identity(Path(name), wanted.out) for name in directories],
+        "data": [part.name for part in data],
+        "questions": {part.name: part.fingerprint() for part in data},
+        "limit": wanted.limit,
+        "max_tokens": wanted.max_tokens,
+        "prompt": wanted.prompt,
+        "add_special_tokens": wanted.add_special_tokens,
+        "text_encoder": text_encoder,
+        "engine_args": wanted.engine_args,
+        "versions": {name: version(name) for name in _PACKAGES},
+        "device": str(current_platform.get_device_name()),
+    }
+    results = EvalResults.open(wanted.out, settings, data)
+    if wanted.command not in results.commands:
+        results.commands.append(wanted.command)
+    choices = (wanted.methods, wanted.budgets, wanted.query, wanted.positions)
+    plan = list(engine_runs(*choices, text_encoder, wanted.ceiling))
+    for engine in plan:
+        check_engine(wanted.model, engine.settings, wanted.engine_args)
+    results.runs += _blind_runs(results)  # written with the first run of an engine
+    _run_engines(wanted, plan, results, console)
+
+    (wanted.out / "table.md").write_text(report.markdown(results), encoding="utf-8")
+    report.plot(results, wanted.out / "accuracy.png")
+    for table in report.rich_tables(results):
+        console.print(table)
+    console.print(report.caption(results), highlight=False)
+    console.print(f"Written: {wanted.out}/results.json, table.md, accuracy.png", highlight=False)
+    return results
+
+
+def _checked(wanted: Evaluation) -> tuple[list[DataSet], str | None]:
+    """Return data and text encoder; raise whatever can be known to be wrong without an engine."""
+    check_plot()
     check_out(wanted.out)
     if "{question}" not in wanted.prompt:
         raise ValueError(f"the prompt {wanted.prompt!r} has no {{question}} in it")
@@ -80,78 +117,27 @@ def run_eval(wanted: Evaluation) -> Results:
                 f"--ceiling: {names} cannot tell where the things are that a question is about; "
                 "give --data clutter"
             )
-        # A function tells the model about them, in the engine's own process on a GPU.
+        # On a GPU, the function that tells the model about them goes to another process.
         os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-
-    from anchorprune_vllm.commands.eval.engine import check_engine, device_name
-
-    settings = {
-        "model": wanted.model,
-        "model_files": [
-            name and _identity(Path(name), wanted.out) for name in (wanted.model, text_encoder)
-        ],
-        "data": [part.name for part in data],
-        "questions": {part.name: part.fingerprint() for part in data},
-        "limit": wanted.limit,
-        "max_tokens": wanted.max_tokens,
-        "prompt": wanted.prompt,
-        "add_special_tokens": wanted.add_special_tokens,
-        "text_encoder": text_encoder,
-        "engine_args": wanted.engine_args,
-        "versions": {name: version(name) for name in _PACKAGES},
-        "device": device_name(),
-    }
-    results = Results(wanted.out, settings, data)
-    if wanted.command not in results.commands:
-        results.commands.append(wanted.command)
-    plan = list(
-        engine_runs(
-            wanted.methods,
-            wanted.budgets,
-            wanted.scopes,
-            wanted.positions,
-            text_encoder,
-            wanted.ceiling,
-        )
-    )
-    for engine in plan:
-        check_engine(wanted.model, engine.settings, wanted.engine_args)
-    results.runs += _blind_runs(results)
-    _run_all(wanted, plan, results, console)
-
-    (wanted.out / "table.md").write_text(report.markdown(results), encoding="utf-8")
-    report.plot(results, wanted.out / "accuracy.png")
-    for table in report.rich_tables(results):
-        console.print(table)
-    console.print(report.caption(results), highlight=False)
-    console.print(f"Written: {wanted.out}/results.json, table.md, accuracy.png", highlight=False)
-    return results
+    return data, text_encoder
 
 
-def _run_all(
-    wanted: Evaluation, plan: Sequence[EngineRuns], results: Results, console: Console
+def _run_engines(
+    wanted: Evaluation, plan: Sequence[EngineRuns], results: EvalResults, console: Console
 ) -> None:
-    """One engine after the other; those with nothing left to do are not started."""
-    from anchorprune_vllm.commands.eval.engine import ask, start_engine
+    """Start each engine that has runs missing, and add these to the results."""
+    from anchorprune_vllm.commands.eval.engine import ask_all, start_engine
 
-    todo = []
-    runs = left = 0
-    for engine in plan:
-        asked = _asked(engine, results.data)
-        missing = [(each, data) for each, data in asked if (each, data.name) not in results]
-        todo.append((engine, missing))
-        runs += len(asked)
-        left += len(missing)
+    asked = [(engine, _asked(engine, results.data)) for engine in plan]
+    todo = [
+        (engine, [(c, data) for c, data in runs if (c, data.name) not in results])
+        for engine, runs in asked
+    ]
+    runs, left = (sum(len(runs) for _, runs in each) for each in (asked, todo))
     if left < runs:
         console.print(f"{runs - left} of {runs} runs are there already", highlight=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("questions"),
-        TimeRemainingColumn(),
-        console=console,
-    ) as progress:
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("questions"), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
         questions = sum(len(data.questions) for _, missing in todo for _, data in missing)
         bar = progress.add_task("", total=questions)
         for engine, missing in todo:
@@ -162,7 +148,7 @@ def _run_all(
                 for configuration, data in missing:
                     progress.update(bar, description=f"{configuration}: {data.name}")
                     start = time.perf_counter()
-                    answers, prompt_tokens = ask(
+                    answers, prompt_tokens = ask_all(
                         llm,
                         data,
                         configuration,
@@ -172,14 +158,21 @@ def _run_all(
                         advance=lambda count: progress.advance(bar, count),
                     )
                     seconds = time.perf_counter() - start
-                    run = Run.of_answers(configuration, data, answers, prompt_tokens, seconds)
+                    costs = {"prompt_tokens": prompt_tokens, "seconds": seconds}
+                    run = Run.of_answers(configuration, data, answers, **costs)
                     results.add(run)
-                    progress.console.print(_line(run), highlight=False, soft_wrap=True)
+                    low, high = run.interval
+                    progress.console.print(
+                        f"{configuration}: {run.data} {run.accuracy:.1%} "
+                        f"[{low:.1%} to {high:.1%}], {seconds:.0f} s",
+                        highlight=False,
+                        soft_wrap=True,
+                    )
         progress.update(bar, description="done")
 
 
 def _asked(engine: EngineRuns, data: Sequence[DataSet]) -> list[tuple[Configuration, DataSet]]:
-    """Return what an engine is asked; perfect relevance wants data that knows where things are."""
+    """Return what an engine is asked: all data, or for perfect relevance what knows places."""
     return [
         (configuration, part)
         for configuration in engine.configurations
@@ -188,40 +181,28 @@ def _asked(engine: EngineRuns, data: Sequence[DataSet]) -> list[tuple[Configurat
     ]
 
 
-def _blind_runs(results: Results) -> list[Run]:
-    """Guesses without the picture, where there is a training split to guess from."""
+def _blind_runs(results: EvalResults) -> list[Run]:
+    """Guess without the image, where there is a training split to guess from."""
     configuration = Configuration(BLIND)
     runs = []
     for data in results.data:
-        if (configuration, data.name) in results:
-            continue
-        guesses = blind_guesses(data.name)
-        if guesses is not None:
+        if (configuration, data.name) not in results and (guesses := blind_guesses(data.name)):
             answers = [guesses.get(question.text, "") for question in data.questions]
             runs.append(Run.of_answers(configuration, data, answers))
     return runs
 
 
-def _line(run: Run) -> str:
-    score = run.score
-    return (
-        f"{run.configuration}: {run.data} {score.accuracy:.1%} "
-        f"[{score.low:.1%} to {score.high:.1%}], {run.seconds:.0f} s"
-    )
-
-
 def _identity(directory: Path, out: Path) -> str | None:
-    """Of a local model's files: one that is trained on is another. None if it is not local.
+    """Return a hash of a local model's files, which training changes; None for one on the hub.
 
-    Large files go by size and time, as reading them would take long. The results are no part of
-    it, though `out` may be the model's directory.
+    Size and time stand for the content of large files, which would take long to read. The results
+    do not count, although `out` may be the model's directory.
     """
     if not (directory / "config.json").is_file():
         return None
     found = hashlib.sha256()
-    results = (out / RESULTS_FILE).resolve()
     for path in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")]):
-        if path.resolve() == results:
+        if path.resolve() == (out / RESULTS_FILE).resolve():
             continue
         size = path.stat().st_size
         content = path.read_bytes() if size <= 2**24 else str(path.stat().st_mtime_ns).encode()

@@ -1,22 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `anchorprune explain` found out, in plain numbers, and its words for it."""
+"""What `anchorprune explain` found out, as plain numbers and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any, Literal
 
-from anchorprune_vllm.commands.explain.views import View
+from PIL import Image
 
+PixelBox = tuple[float, float, float, float]
+"""Left, top, right and bottom, in pixels of the view."""
 State = Literal["anchor", "context", "merged", "dropped"]
 EndedBy = Literal["novel tokens", "K_max"]
+Scores = tuple[float, ...] | None
+"""A signal of all candidates; None if it was not computed."""
+
+
+@dataclass(frozen=True)
+class UnitView:
+    """An image, a crop or a frame in a view: its name, its place, and those of its tokens."""
+
+    name: str
+    box: PixelBox
+    tokens: tuple[PixelBox, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """All units of an item, laid out in one image."""
+
+    image: Image.Image
+    units: tuple[UnitView, ...]
+
+    @property
+    def tokens(self) -> list[PixelBox]:
+        """The boxes of all candidates, in order."""
+        return [box for unit in self.units for box in unit.tokens]
 
 
 @dataclass(frozen=True)
 class UnitAnchor:
-    """Where the adaptive rule ended the anchor of one unit."""
+    """Where the adaptive rule ended the anchor of a unit."""
 
     unit: int
     budget: int
@@ -28,75 +53,69 @@ class UnitAnchor:
     maximum: int
     """K_max"""
     novel: tuple[int, ...]
-    """Tokens of the anchor that looked new, by falling relevance."""
+    """The tokens of the anchor that looked new, by falling relevance."""
     ended_by: EndedBy
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one method keeps at one budget."""
+    """What a method keeps at one budget."""
 
     budget: str
     indices: tuple[int, ...]
-    """As the language model gets them."""
+    """The kept tokens, in the order of the language model."""
     is_anchor: tuple[bool, ...]
     anchors: tuple[UnitAnchor, ...] = ()
-    """Of the units that have one."""
+    """The anchors of the units that have one."""
     summed: tuple[int, ...] | None = None
-    """Of a method that merges: the tokens that are part of some row. None: rows are tokens."""
+    """If the method merges tokens, all that are part of a kept row; else None."""
 
     def states(self, tokens: int) -> list[State]:
-        """Of each candidate."""
-        found: list[State] = ["dropped"] * tokens
+        """Return what became of each candidate."""
+        states: list[State] = ["dropped"] * tokens
         for token in self.summed or ():
-            found[token] = "merged"
+            states[token] = "merged"
         for token, is_anchor in zip(self.indices, self.is_anchor, strict=True):
-            found[token] = "anchor" if is_anchor else "context"
-        return found
+            states[token] = "anchor" if is_anchor else "context"
+        return states
 
     def caption(self, tokens: int) -> list[str]:
-        """Lines under the picture."""
+        """Return what became of the candidates in words, a line each."""
         kept = len(self.indices)
-        lines = [f"{kept} of {tokens} tokens ({kept / tokens:.1%})"]
+        line = f"{kept} of {tokens} tokens ({kept / tokens:.1%})"
         if self.summed is not None:
             merged = len(set(self.summed) - set(self.indices))
-            lines += [
-                f"sums of tokens, outlined where each stands; half dimmed: {merged} summed up"
-            ]
-        elif self.anchors:
-            anchor = sum(self.is_anchor)
-            lines[0] += f": anchor {anchor}, context {kept - anchor}"
-            lines.append(_ends(self.anchors))
-        else:
-            lines.append("no anchor: all by the method's own rule")
-        return lines
+            sums = f"sums of tokens, outlined where each stands; half dimmed: {merged} summed up"
+            return [line, sums]
+        if not self.anchors:
+            return [line, "no anchor: all by the method's own rule"]
+        anchor = sum(self.is_anchor)
+        return [f"{line}: anchor {anchor}, context {kept - anchor}", _how_ended(self.anchors)]
 
 
 @dataclass(frozen=True)
 class MethodView:
-    """One method on the item: what it chose by, and what it keeps."""
+    """A method on the item: the signals it chose by, and what it keeps at each budget."""
 
     method: str
     looks_at_question: bool
-    relevance: tuple[float, ...] | None
-    importance: tuple[float, ...] | None
+    relevance: Scores
+    importance: Scores
     panels: tuple[Panel, ...]
 
-    def maps(self) -> list[tuple[str, tuple[float, ...] | None]]:
-        """The signals, each under a caption."""
-        missing = "no question" if self.looks_at_question else "not looked at by this method"
+    def maps(self) -> list[tuple[str, Scores]]:
+        """Return the signals with their captions."""
+        unused = "not looked at by this method"
+        no_relevance = "no question" if self.looks_at_question else unused
         return [
-            (_range("relevance", self.relevance, missing), self.relevance),
-            (
-                _range("importance", self.importance, "not looked at by this method"),
-                self.importance,
-            ),
+            (_range("relevance", self.relevance, no_relevance), self.relevance),
+            (_range("importance", self.importance, unused), self.importance),
         ]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """All of it."""
+    """What each method keeps of an image or video for a question."""
 
     model: str
     media: str
@@ -104,44 +123,22 @@ class Explanation:
     view: View
     methods: tuple[MethodView, ...]
 
-    @cached_property
-    def token_names(self) -> list[str]:
-        """Of each candidate: its number, and where it is."""
-        places = [(unit, box) for unit in self.view.units for box in unit.tokens]
-        several = len(self.view.units) > 1
-        return [
-            f"token {number}" + (f" in {unit.name}" if several else "")
-            for number, (unit, _) in enumerate(places)
-        ]
-
     def to_json(self) -> dict[str, Any]:
-        """For machines. Token numbers count the candidates of all units, in order."""
+        """Return all but the pixels; token numbers count the candidates of all units, in order."""
+        view = {"width": self.view.image.width, "height": self.view.image.height}
         return {
             "model": self.model,
             "media": self.media,
             "question": self.question,
-            "view": {
-                "width": self.view.picture.width,
-                "height": self.view.picture.height,
-                "units": [
-                    {"name": unit.name, "box": unit.box, "tokens": unit.tokens}
-                    for unit in self.view.units
-                ],
-            },
-            "methods": [asdict(each) for each in self.methods],
+            "view": {**view, "units": [asdict(unit) for unit in self.view.units]},
+            "methods": [asdict(method) for method in self.methods],
         }
 
 
-def scaled(scores: Sequence[float]) -> list[float]:
-    """Stretched to 0..1; all 0 if they are all equal."""
-    low, high = min(scores), max(scores)
-    return [(score - low) / ((high - low) or 1) for score in scores]
-
-
 def ranks(scores: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """1 for the highest of each part; of equal ones the first comes first, as in selection.
+    """Rank the scores of each part from 1, the highest; of equal ones, the first comes first.
 
-    `sizes`: of the parts, one behind the other, such as units.
+    The parts, such as units, follow one another and have these sizes.
     """
     rank = [0] * len(scores)
     start = 0
@@ -153,30 +150,29 @@ def ranks(scores: Sequence[float], sizes: Sequence[int]) -> list[int]:
     return rank
 
 
-def _range(name: str, scores: tuple[float, ...] | None, missing: str) -> str:
+def _range(name: str, scores: Scores, missing: str) -> str:
     if scores is None:
         return f"{name}: {missing}"
     return f"{name}: {min(scores):.3g} (dark) to {max(scores):.3g} (bright)"
 
 
-def _ends(anchors: tuple[UnitAnchor, ...]) -> str:
-    """Where the rule stopped, in words."""
-    if len(anchors) == 1:
-        (one,) = anchors
-        bounds = f"K_min {one.minimum}, K_max {one.maximum}"
-        if one.ended_by == "novel tokens":
-            return f"{bounds}; ended at {one.size}: {len(one.novel)} tokens looked new"
-        return f"{bounds}; ended at K_max: {len(one.novel)} looked new"
-    sizes = _span([one.size for one in anchors])
-    bounds = (
-        f"K_min {_span([one.minimum for one in anchors])}, "
-        f"K_max {_span([one.maximum for one in anchors])}"
+def _how_ended(anchors: Sequence[UnitAnchor]) -> str:
+    """Say how large the anchors may be, and what ended them."""
+    minimum, maximum, size = (
+        _span([getattr(anchor, name) for anchor in anchors])
+        for name in ("minimum", "maximum", "size")
     )
-    by_novel = sum(one.ended_by == "novel tokens" for one in anchors)
-    return (
-        f"{len(anchors)} units with {sizes} each; {bounds}; ended by tokens that looked new in "
-        f"{by_novel}, at K_max in {len(anchors) - by_novel}"
-    )
+    bounds = f"K_min {minimum}, K_max {maximum}"
+    by_novel = sum(anchor.ended_by == "novel tokens" for anchor in anchors)
+    if len(anchors) > 1:
+        return (
+            f"{len(anchors)} units with {size} each; {bounds}; ended by tokens that looked new in "
+            f"{by_novel}, at K_max in {len(anchors) - by_novel}"
+        )
+    novel = len(anchors[0].novel)
+    if by_novel:
+        return f"{bounds}; ended at {size}: {novel} tokens looked new"
+    return f"{bounds}; ended at K_max: {novel} looked new"
 
 
 def _span(numbers: list[int]) -> str:

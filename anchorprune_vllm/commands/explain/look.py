@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look at a server's own work on one item: processor, vision tower, signals, selection."""
+"""Watches the server's own code work on an item: processor, vision tower, signals, selection."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vllm.platforms import current_platform
 from vllm.renderers import ChatParams, renderer_from_config
 
 from anchorprune_vllm.budget import unit_budgets
-from anchorprune_vllm.commands.engine_options import refusal
-from anchorprune_vllm.commands.explain.explanation import MethodView, Panel, UnitAnchor
+from anchorprune_vllm.commands.checks import refusal
+from anchorprune_vllm.commands.explain.explanation import MethodView, Panel, UnitAnchor, View
 from anchorprune_vllm.commands.explain.media import Asked
-from anchorprune_vllm.commands.explain.views import View, view_of
+from anchorprune_vllm.commands.explain.views import view_of
 from anchorprune_vllm.config import CONFIG_KEY, PruneConfig
 from anchorprune_vllm.methods.registry import ANCHORPRUNE, method_of
 from anchorprune_vllm.plan import ItemPlan
@@ -39,22 +39,23 @@ class Look:
 
 
 def load(model: str, settings: dict[str, Any], engine_args: dict[str, Any]) -> LocalModel:
-    """A model with a method's settings. Inside `one_rank`."""
+    """Load a model with the settings of a method; has to be in `one_rank`."""
     disable_progress_bar()
-    defaults: dict[str, Any] = {
+    options: dict[str, Any] = {
         "max_model_len": None,
         "mm_processor_cache_gb": 0,
         "use_tqdm_on_load": False,
         "dtype": "float32" if current_platform.is_cpu() else "auto",
+        **engine_args,
     }
     try:
-        return LocalModel(Path(model), settings=settings, **{**defaults, **engine_args})
+        return LocalModel(Path(model), settings=settings, **options)
     except (OSError, TypeError, ValueError) as error:
         raise RuntimeError(f"vLLM cannot load {model}: {refusal(error)}") from error
 
 
 def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) -> Look:
-    """Ask at each budget; `method` is the name of what the model was loaded with."""
+    """Ask at each budget; `method` is the name of the method that the model was loaded with."""
     modality = _MODALITIES[asked.media.kind]
     if modality not in loaded.model.modalities:
         raise ValueError(
@@ -65,7 +66,7 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
     assert config is not None
     panels = []
     for budget in budgets:
-        processed = render(loaded, asked, budget)
+        processed = _render(loaded, asked, budget)
         (plan,) = plans_of(processed, modality)
         if plan.keeps_all:
             raise ValueError(
@@ -74,23 +75,18 @@ def look(loaded: LocalModel, asked: Asked, method: str, budgets: Sequence[str]) 
             )
         with recorded_selections(loaded.model._pruner) as selections:
             loaded.embed(processed)
-        parts = parts_of(plan, selections)
-        panels.append(panel_of(budget, parts, config))
+        parts = _parts(plan, selections)
+        panels.append(_panel(budget, parts, config))
     ((_, kwargs),) = loaded.batches(processed)
+    relevance, importance = (_signal(plan, parts, name) for name in ("relevance", "importance"))
     return Look(
         view_of(loaded, modality, kwargs, plan.tokens, asked.media.picture()),
-        MethodView(
-            method=method,
-            looks_at_question=method_of(config).uses_query,
-            relevance=_numbers(plan, parts, "relevance"),
-            importance=_numbers(plan, parts, "importance"),
-            panels=tuple(panels),
-        ),
+        MethodView(method, method_of(config).uses_query, relevance, importance, tuple(panels)),
     )
 
 
-def render(loaded: LocalModel, asked: Asked, budget: str) -> Any:
-    """What the API process makes of a chat request."""
+def _render(loaded: LocalModel, asked: Asked, budget: str) -> Any:
+    """Return what the API process makes of a chat request."""
     text = {"type": "text", "text": asked.question}
     message = {"role": "user", "content": [asked.media.as_message_part(), text]}
     _, (processed,) = renderer_from_config(loaded.config).render_chat(
@@ -101,8 +97,8 @@ def render(loaded: LocalModel, asked: Asked, budget: str) -> Any:
     return processed
 
 
-class Part(NamedTuple):
-    """What was selected from: an item, or one of its units that has a share of its own."""
+class _Part(NamedTuple):
+    """A selection: from all of an item, or from a unit that has a share of its own."""
 
     first_token: int
     first_unit: int
@@ -110,56 +106,54 @@ class Part(NamedTuple):
     kept: KeptTokens
 
 
-def parts_of(plan: ItemPlan, selections: Sequence[tuple[Candidates, KeptTokens]]) -> list[Part]:
-    """Return the selections of an item in the order of its tokens."""
+def _parts(plan: ItemPlan, selections: Sequence[tuple[Candidates, KeptTokens]]) -> list[_Part]:
+    """Return the selections from an item in the order of its tokens."""
     if len(plan.shares) == 1:
         ((given, kept),) = selections
-        return [Part(0, 0, given, kept)]
+        return [_Part(0, 0, given, kept)]
     starts = [0, *accumulate(plan.tokens.unit_sizes)]
     taken = [unit for unit, share in enumerate(plan.shares) if share]
     return [
-        Part(starts[unit], unit, given, kept)
+        _Part(starts[unit], unit, given, kept)
         for unit, (given, kept) in zip(taken, selections, strict=True)
     ]
 
 
-def panel_of(budget: str, parts: Sequence[Part], config: PruneConfig) -> Panel:
-    """What was selected of an item, as numbers."""
-    is_merging = any(part.kept.weights is not None for part in parts)
+def _panel(budget: str, parts: Sequence[_Part], config: PruneConfig) -> Panel:
+    merges = any(part.kept.weights is not None for part in parts)
     return Panel(
         budget=budget,
         indices=tuple(i + part.first_token for part in parts for i in part.kept.indices.tolist()),
         is_anchor=tuple(flag for part in parts for flag in part.kept.is_anchor.tolist()),
         anchors=tuple(anchor for part in parts for anchor in _anchors(part, config)),
-        summed=tuple(token for part in parts for token in _summed(part)) if is_merging else None,
+        summed=tuple(token for part in parts for token in _summed(part)) if merges else None,
     )
 
 
-def _summed(part: Part) -> list[int]:
-    """Return the tokens that are part of some row."""
+def _summed(part: _Part) -> list[int]:
+    """Return the tokens that are part of a kept row."""
     weights = part.kept.weights
     found = part.kept.indices if weights is None else weights.ne(0).any(dim=0).nonzero().flatten()
     return [token + part.first_token for token in found.tolist()]
 
 
-def _anchors(part: Part, config: PruneConfig) -> list[UnitAnchor]:
-    """How the anchors of an item came to their end, from the functions that made them."""
-    if config.method != ANCHORPRUNE:
-        return []
+def _anchors(part: _Part, config: PruneConfig) -> list[UnitAnchor]:
+    """Return how anchors came to their end, by calling the functions that made them again."""
     given = part.given
-    if given.relevance is None:
+    if config.method != ANCHORPRUNE or given.relevance is None:
         return []
-    shares = unit_budgets(given.budget, [rows * columns for rows, columns in given.grids])
+    budgets = unit_budgets(given.budget, [rows * columns for rows, columns in given.grids])
     numbers = [0] * len(given.features) if given.units is None else given.units.tolist()
     found = []
     for unit in anchored_units(given, config.anchor):
         relevance, features = given.relevance[unit.tokens], given.features[unit.tokens]
         anchor = relevance_anchor(relevance, features, unit, config.anchor)
         novel = anchor.ranking[anchor.is_kept & anchor.is_novel] + unit.start + part.first_token
+        number = numbers[unit.start]
         found.append(
             UnitAnchor(
-                unit=numbers[unit.start] + part.first_unit,
-                budget=shares[numbers[unit.start]],
+                unit=number + part.first_unit,
+                budget=budgets[number],
                 minimum=unit.minimum,
                 size=int(anchor.is_kept.sum()),
                 maximum=unit.maximum,
@@ -170,14 +164,14 @@ def _anchors(part: Part, config: PruneConfig) -> list[UnitAnchor]:
     return found
 
 
-def _numbers(plan: ItemPlan, parts: Sequence[Part], signal: str) -> tuple[float, ...] | None:
-    """Return a signal of all candidates; None if it was not made.
+def _signal(plan: ItemPlan, parts: Sequence[_Part], name: str) -> tuple[float, ...] | None:
+    """Return a signal of all candidates, or None if it was not computed.
 
-    Units that keep nothing are not looked at: they get the lowest number of the others.
+    Units that keep nothing have no scores: they get the lowest of the others.
     """
     found: dict[int, float] = {}
     for part in parts:
-        scores = getattr(part.given, signal)
+        scores = getattr(part.given, name)
         if scores is None or not len(scores):
             return None
         found.update(enumerate(scores.float().tolist(), part.first_token))

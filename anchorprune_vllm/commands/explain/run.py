@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`anchorprune explain`: look at an item with each method, and write what was seen."""
+"""Runs `anchorprune explain`: looks at the item with each method, and writes what was found."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anchorprune_vllm.commands.checks import check_model, is_writable
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.checks import check_engine_options, check_model, is_writable
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
+from anchorprune_vllm.commands.explain.drawing import draw, page
 from anchorprune_vllm.commands.explain.explanation import Explanation
 from anchorprune_vllm.commands.explain.media import read_asked
 from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
 
 DEMO = "demo"
-"""In place of a model: the trained LLaVA, made where `anchorprune demo` has its models."""
+"""Stands in place of a model for the trained LLaVA, which lies where `anchorprune demo` has it."""
 _DEMO_MODEL = Path(".demo") / "trained-llava-1.5"
 _SUFFIXES = (".png", ".html")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for."""
+class ExplainSettings:
+    """What is to be explained, with names as on the command line."""
 
     model: str
     media: str
     question: str | None
     budgets: Sequence[str]
-    methods: Sequence[Method] = (Method("anchorprune"),)
+    methods: Sequence[ChosenMethod] = (ChosenMethod("anchorprune"),)
     query: str = "turn"
     text_encoder: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -40,22 +41,16 @@ class Wanted:
     json: Path | None = None
 
 
-def run_explain(wanted: Wanted) -> Explanation:
+def run_explain(wanted: ExplainSettings) -> Explanation:
     """Write the files, and print their names and the captions."""
-    # Whatever can be wrong is found before the model is loaded.
     _check_outputs(wanted)
     explanation = explain(wanted)
     if wanted.out.suffix == ".html":
-        from anchorprune_vllm.commands.explain.html import page
-
         wanted.out.write_text(page(explanation), encoding="utf-8")
     else:
-        from anchorprune_vllm.commands.explain.png import draw
-
         draw(explanation).save(wanted.out)
     if wanted.json is not None:
-        text = json.dumps(explanation.to_json())
-        wanted.json.write_text(text + "\n", encoding="utf-8")
+        wanted.json.write_text(json.dumps(explanation.to_json()) + "\n", encoding="utf-8")
     print(f"{explanation.question} ({explanation.media})")
     tokens = len(explanation.view.tokens)
     for method in explanation.methods:
@@ -65,8 +60,8 @@ def run_explain(wanted: Wanted) -> Explanation:
     return explanation
 
 
-def explain(wanted: Wanted) -> Explanation:
-    """Look with each method in turn: a server has one, and so does a loaded model."""
+def explain(wanted: ExplainSettings) -> Explanation:
+    """Look at the item with each method in turn, as a loaded model has only one, like a server."""
     asked = read_asked(wanted.media, wanted.question)
     model, methods = wanted.model, wanted.methods
     if model == DEMO:
@@ -78,38 +73,31 @@ def explain(wanted: Wanted) -> Explanation:
     if wanted.text_encoder is not None:
         check_model(wanted.text_encoder, "text encoder")
         shared["text_encoder"] = wanted.text_encoder
+    check_engine_options(wanted.engine_args)
 
-    from anchorprune_vllm.commands.engine_options import check_engine_options
     from anchorprune_vllm.commands.explain.look import load, look
     from anchorprune_vllm.testing.local_model import one_rank
 
-    check_engine_options(wanted.engine_args)
     looks = []
     with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
         for method in methods:
             settings = {**method.settings(), **shared}
             loaded = load(model, settings, dict(wanted.engine_args))
             looks.append(look(loaded, asked, str(method), wanted.budgets))
-            # Before the next takes its memory; with some methods cycles would keep it alive.
+            # Free the memory before the next is loaded; some methods leave reference cycles.
             del loaded
             gc.collect()
-    return Explanation(
-        model=wanted.model,
-        media=asked.name,
-        question=asked.question,
-        view=looks[0].view,
-        methods=tuple(each.method for each in looks),
-    )
+    found = tuple(each.method for each in looks)
+    return Explanation(wanted.model, asked.name, asked.question, looks[0].view, found)
 
 
-def _check_outputs(wanted: Wanted) -> None:
+def _check_outputs(wanted: ExplainSettings) -> None:
+    """Raise ValueError for files that cannot be written, before a model is loaded."""
     if wanted.out.suffix not in _SUFFIXES:
         raise ValueError(
             f"--out is {wanted.out}: give a name that ends in {' or '.join(_SUFFIXES)}"
         )
-    for path in (wanted.out, wanted.json):
-        if path is None:
-            continue
+    for path in filter(None, (wanted.out, wanted.json)):
         if not path.parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no directory {path.parent}")
         can_write = os.access(path, os.W_OK) if path.exists() else is_writable(path.parent)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which architectures of vLLM's can be pruned, how well, and what was tried."""
+"""`anchorprune models`: which of vLLM's architectures can be pruned, and how each was tested."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`anchorprune models`: its arguments, and how the table is shown."""
+"""The arguments and the table of `anchorprune models`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def add_models(commands: Any) -> None:
     command = commands.add_parser(
         "models",
         help="list the architectures of this vLLM that can be pruned, and how they were tested",
-        description="List the architectures of the installed vLLM that see images or videos: "
-        "whether they are pruned at the full or the reduced level, or only the general one is "
-        "known, which finds out when a model is loaded; what states that; how they were tested; "
-        "and why some are not served. Loads no model.",
+        description="List the architectures of the installed vLLM that take images or videos. "
+        "Levels: full, importance comes from the attention of the vision tower; reduced, it comes "
+        "from the token embeddings; general, one of the two, which is found out when a checkpoint "
+        "is loaded; no, pruning is refused, and the remarks say why. No model is loaded.",
+        epilog="Example: anchorprune models --json > models.json",
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     command.set_defaults(run=_models)
@@ -30,14 +31,13 @@ def _models(args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from anchorprune_vllm.commands.models import record, registry
     from anchorprune_vllm.commands.models.listing import make_rows
-    from anchorprune_vllm.commands.models.record import read_record
-    from anchorprune_vllm.commands.models.registry import installed_architectures
 
-    record = read_record()
-    rows = make_rows(installed_architectures(record.architectures), record)
+    known = record.read_record()
+    rows = make_rows(registry.installed_architectures(known.architectures), known)
     if args.json:
-        versions = {"vllm": vllm.__version__, "recorded_with": record.vllm}
+        versions = {"vllm": vllm.__version__, "recorded_with": known.vllm}
         print(json.dumps(versions | {"models": [asdict(row) for row in rows]}, indent=2))
         return
     table = Table()
@@ -49,6 +49,6 @@ def _models(args: argparse.Namespace) -> None:
     console.print(table)
     console.print(
         f"{len(rows)} architectures of vLLM {vllm.__version__}; the sweep was recorded with vLLM "
-        f"{record.vllm}.",
+        f"{known.vllm}.",
         highlight=False,
     )

@@ -13,65 +13,49 @@ from anchorprune_vllm.models.families import FAMILIES, packages_of_families
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of an architecture that sees images or videos."""
+    """What is known about an architecture that takes images or videos."""
 
     architecture: str
     media: str
     level: str
-    """full, reduced, no; or general: the level is found when a checkpoint is loaded."""
+    """full, reduced, no; or general if the level is found out when a checkpoint is loaded."""
     stated_by: str
-    """What tells the adapter about the model's tower."""
+    """What describes the model's vision tower to the adapter."""
     tested: str
     why: str
-    """Why it is refused or was not tried, or what was odd when it was."""
+    """Why the architecture is refused or was not tried, or what was odd when it was."""
 
 
 def make_rows(architectures: Mapping[str, Architecture], record: Record) -> list[Row]:
-    """Return a row for each of `architectures` that sees."""
-    packages = packages_of_families()
+    """Return a row for each architecture that takes images or videos."""
     return [
-        _make_row(
-            name,
-            found,
-            [trial for trial in record.trials if trial.architecture == name],
-            packages.get(name),
-            name in record.references,
-        )
+        _make_row(name, found, record)
         for name, found in sorted(architectures.items())
         if found.media
     ]
 
 
-def _make_row(
-    name: str,
-    found: Architecture,
-    trials: Sequence[Trial],
-    package: str | None,
-    has_reference: bool,
-) -> Row:
-    level, stated_by = _level(name, found, trials, package)
+def _make_row(name: str, found: Architecture, record: Record) -> Row:
+    trials = [trial for trial in record.trials if trial.architecture == name]
     why = [found.refused] if found.refused else []
     why += [_reason(trial) for trial in trials if trial.outcome != "equal" or trial.why]
     if not trials and not found.refused:
         why.append(found.untried or "no tiny checkpoint yet")
-    media = ", ".join(found.media)
-    tested = _tested(name, trials, has_reference)
-    return Row(name, media, level, stated_by, tested, "; ".join(why))
+    level, stated_by = _level(name, found, trials)
+    tested = _tested(name, trials, has_reference=name in record.references)
+    return Row(name, ", ".join(found.media), level, stated_by, tested, "; ".join(why))
 
 
-def _level(
-    name: str, found: Architecture, trials: Sequence[Trial], package: str | None
-) -> tuple[str, str]:
+def _level(name: str, found: Architecture, trials: Sequence[Trial]) -> tuple[str, str]:
     """Return the level of an architecture, and what states it."""
-    is_refused = bool(trials) and all(trial.outcome == "refused" for trial in trials)
-    if found.refused or is_refused:
+    if found.refused or (trials and all(trial.outcome == "refused" for trial in trials)):
         return "no", ""
     seen = next((trial.level for trial in trials if trial.level), None)
     if name in FAMILIES:
         return seen or "full", "family"
     if name in ARCHITECTURES:
         return "full", "own adapter"
-    if package is not None:  # the trials went without it
+    if package := packages_of_families().get(name):  # which was not installed when it was tried
         return "general", f"family of {package}"
     return seen or "general", "found at load"
 
@@ -90,7 +74,6 @@ def _tested(name: str, trials: Sequence[Trial], has_reference: bool) -> str:
 
 
 def _reason(trial: Trial) -> str:
-    """Return in words why a trial is not equal, or what its error or remark was."""
-    failed = [name for name, held in trial.checks.items() if not held]
-    told = "; ".join(filter(None, [", ".join(failed), trial.why]))
-    return f"{trial.checkpoint} {trial.outcome}: {told}"
+    """Say why answers in a trial differ, what its error was, or what was odd about it."""
+    failed = ", ".join(name for name, held in trial.checks.items() if not held)
+    return f"{trial.checkpoint} {trial.outcome}: {'; '.join(filter(None, [failed, trial.why]))}"

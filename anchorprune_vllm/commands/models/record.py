@@ -1,47 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sweep over tiny checkpoints found (`make sweep`), as it lies in this package."""
+"""The results of the sweep over tiny checkpoints (`make sweep`), which come with this package."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from anchorprune_vllm.commands.results_file import write_json
 
 RECORD = Path(__file__).with_name("record.json")
 
 Outcome = Literal["equal", "unequal", "refused", "unserved", "failed", "timed out", "begun"]
-"""Whether all checks held; else what came instead of answers: this package refuses the model,
-vLLM does not serve it even unpruned, or its process ended or hung. Or nothing came yet."""
-Level = Literal["full", "reduced"]
+"""What became of a trial. `equal`, `unequal`: whether all checks held. `refused`: this package
+refuses the model. `unserved`: vLLM does not serve it, even unpruned. `failed`, `timed out`: its
+process ended or hung. `begun`: nothing is known yet."""
+TrialLevel = Literal["full", "reduced"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a tiny checkpoint did in a real engine."""
+    """How a tiny checkpoint behaved in a real engine."""
 
     checkpoint: str
     """Its name for `anchorprune demo-model DIR --arch NAME`."""
     architecture: str
     outcome: Outcome
-    level: Level | None = None
+    level: TrialLevel | None = None
     checks: Mapping[str, bool] = field(default_factory=dict)
-    """Name of a check → whether it held."""
+    """Whether each check held, by its name."""
     why: str = ""
-    """What the error said, if there was one."""
+    """The message of the error, if there was one."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What an architecture's class tells."""
+    """What the class of an architecture tells about it."""
 
     media: Sequence[str]
-    """"image" and "video", as far as it sees them; "unknown" if its class does not tell."""
+    """`image`, `video` or both; `unknown` if the class does not tell, nothing if it takes none."""
     refused: str = ""
-    """Why it cannot be pruned, where that is known of all its checkpoints."""
+    """Why no checkpoint of this architecture can be pruned, if that is so."""
     untried: str = ""
     """Why there is no trial of it."""
 
@@ -51,28 +53,22 @@ class Record:
     """The results of a sweep."""
 
     vllm: str
-    """The version of vLLM that it ran on."""
+    """The version of vLLM that was used."""
     architectures: Mapping[str, Architecture]
-    """All of vLLM's multimodal registry, and of this package."""
+    """All in vLLM's multimodal registry, and those of this package."""
     trials: Sequence[Trial]
     references: Sequence[str] = ()
     """The architectures that tests compare with an independent reference."""
 
 
+_RECORD_TYPE = TypeAdapter(Record)
+
+
 def read_record(path: Path = RECORD) -> Record:
     """Read what `write_record` has written."""
-    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return Record(
-        vllm=read["vllm"],
-        architectures={
-            name: Architecture(**architecture)
-            for name, architecture in read["architectures"].items()
-        },
-        trials=[Trial(**trial) for trial in read["trials"]],
-        references=read["references"],
-    )
+    return _RECORD_TYPE.validate_json(path.read_bytes())
 
 
 def write_record(record: Record, path: Path = RECORD) -> None:
     """Write a record; the same results give the same bytes."""
-    write_json(path, asdict(record), indent=1, sort_keys=True)
+    write_json(path, _RECORD_TYPE.dump_python(record, mode="json"), indent=1, sort_keys=True)

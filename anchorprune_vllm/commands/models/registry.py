@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the classes in the installed vLLM's registry tell, without a checkpoint."""
+"""What the model classes in the installed vLLM's registry tell without a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def installed_architectures(known: Mapping[str, Architecture]) -> dict[str, Arch
 
 
 def look_at(name: str) -> Architecture:
-    """Return what the class of an architecture tells."""
+    """Return what the class of an architecture tells about it."""
     if name in ARCHITECTURES:
         return Architecture(model_class(name).modalities)
     from vllm import ModelRegistry
@@ -37,18 +37,19 @@ def look_at(name: str) -> Architecture:
     except (ImportError, AttributeError) as error:
         why = str(error).splitlines()[0]
         return Architecture(("unknown",), untried=f"vLLM's class cannot be had here: {why}")
-    if isinstance(factory.processor, type) and issubclass(
-        factory.processor, EncDecMultiModalProcessor
-    ):
-        return Architecture(_media(model, factory.info), "it is an encoder-decoder")
-    return Architecture(_media(model, factory.info))
+    processor = factory.processor
+    is_encoder_decoder = isinstance(processor, type) and issubclass(
+        processor, EncDecMultiModalProcessor
+    )
+    refused = "it is an encoder-decoder" if is_encoder_decoder else ""
+    return Architecture(_media(model, factory.info), refused)
 
 
 def _media(model: Any, info: Any) -> tuple[str, ...]:
-    """Return the modalities that a model sees, by its limits or else by its placeholders."""
+    """Return the modalities that a model takes, by its limits or else by its placeholders."""
     try:
         limits = {*info.get_supported_mm_limits(object.__new__(info))}
-    except (AttributeError, TypeError):  # it asks the configuration of a checkpoint
+    except (AttributeError, TypeError):  # it reads the configuration of a checkpoint
         limits = set()
     seen = tuple(modality for modality in MODALITIES if modality in limits)
     if seen or limits == {"audio"}:

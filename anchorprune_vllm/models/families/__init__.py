@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families: what the general adapter is told about models that it need not find out.
+"""Families tell the general adapter what it would otherwise have to find out about a model.
 
-One small file each, of the hooks that it overrides (`base.py` has all of them). Packages of others
-bring theirs through the entry point group `anchorprune.families`, under an architecture's name.
+Each family is a small class with the hooks that it overrides; `base.py` has all hooks. Other
+packages provide families through the entry point group `anchorprune.families`, by architecture.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": _RASTER,
 }
-"""vLLM's architecture name -> "module:class": strings, so that nothing is imported early."""
+"""Families as "module:class", by vLLM's architecture name; strings avoid early imports."""
 
 
 def family_of(architecture: str) -> type[Any]:
-    """Return the family of an architecture; `Family` itself if there is none.
+    """Return the family of an architecture, or `Family` itself if it has none.
 
-    Raises ValueError if another package's does not import, or is no family.
+    Raises ValueError if a family of another package cannot be imported or is not a family.
     """
     from anchorprune_vllm.models.families.base import Family
 
@@ -67,7 +67,7 @@ def family_of(architecture: str) -> type[Any]:
 
 
 def packages_of_families() -> dict[str, str]:
-    """Return the packages of others that bring a family, by architecture."""
+    """Return the names of other packages that provide a family, by architecture."""
     return {
         name: point.dist.name if point.dist else point.value for name, point in _installed().items()
     }
@@ -76,10 +76,10 @@ def packages_of_families() -> dict[str, str]:
 def _load(point: EntryPoint, base: type) -> Any:
     where = f"the family {point.value} of {point.name} (entry point group {ENTRY_POINTS}"
     where += f", package {point.dist.name})" if point.dist else ")"
-    way_out = "mend or uninstall that package, or leave out --anchorprune-budget"
+    way_out = "fix or uninstall that package, or leave out --anchorprune-budget"
     try:
         found = point.load()
-    except Exception as error:  # whatever somebody's module does
+    except Exception as error:  # a module of another package may raise anything
         raise ValueError(
             f"anchorprune: {where} does not import ({type(error).__name__}: {error}); {way_out}"
         ) from error
@@ -93,7 +93,7 @@ def _load(point: EntryPoint, base: type) -> Any:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Return the entry points of other packages by architecture; ours cannot be replaced."""
+    """Return the entry points of other packages by architecture; none replaces one of ours."""
     return {
         point.name: point
         for point in entry_points(group=ENTRY_POINTS)

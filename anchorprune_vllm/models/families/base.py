@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family tells the general adapter: small hooks, each with the answer of a model unknown."""
+"""The hooks through which a family tells the general adapter about its models.
+
+Each hook has a default, which is used for models that have no family.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +24,38 @@ from anchorprune_vllm.signals.word_matching import EmbedWords, WordMatching
 
 
 class Family:
-    """The hooks of the general adapter: a family overrides those of which it knows better.
+    """The hooks of the general adapter; a family overrides those for which it knows better.
 
     A family is mixed into vLLM's model, so `self` is the model in the hooks of the worker. The
-    class methods are called without a model, by the processor of prompts and by the worker.
+    class methods are called without a model, by the prompt processor and by the worker.
     """
 
     # -- called without a model ------------------------------------------------------------------
 
     video_margin: int | None = None
-    """Where a video has text between its frames, and it may be embedded in the worker like text
-    anywhere: how many of its text tokens, at either end, belong to no frame. Then the budget goes
-    to any frames. None: the text stays in the prompt, and each frame has a fixed share.
+    """For videos with text between their frames: the number of text tokens at either end that
+    belong to no frame. The worker then embeds the text, and the budget goes to any frames. If it is
+    None, the text stays in the prompt, and each frame has a fixed share of the budget.
 
-    The language model may look neither at the ids of tokens nor at where an item begins or ends.
+    A number requires a language model that depends neither on the ids of tokens nor on where an
+    item begins or ends.
     """
 
     takes_embeddings = False
-    """Whether the client's own embeddings of a model with M-RoPE come with their grid, and are all
-    tokens of their item. Otherwise they are refused, as their positions are not known."""
+    """Whether a model with M-RoPE accepts the client's own embeddings, which must come with their
+    grid and be all tokens of their item. Otherwise they are refused, because their positions are
+    not known."""
 
     can_be_data_parallel = False
-    """Whether the tower, `visual`, may give each rank some of the images. It is called with patches
-    and grids (frames, rows, columns), and its attentions and their order are stated below."""
+    """Whether the tower, `visual`, may give each rank some of the images. This requires that it is
+    called with patches and grids (frames, rows, columns), and that the family states its attentions
+    and their order."""
 
     @classmethod
     def target(cls, info: BaseProcessingInfo, modality: str, replaced: list[int]) -> list[int]:
-        """Return the tokens that stand for one item in a prompt as it arrives, once per item.
+        """Return the tokens that stand for one item in a prompt when it arrives.
 
-        replaced: the tokens that vLLM replaces with those of the item.
+        They occur once per item. `replaced` are the tokens that vLLM replaces with the item's own.
         """
         return replaced
 
@@ -59,19 +65,19 @@ class Family:
     ) -> MediaTokens:
         """Return the units of an image or video (tiles, frames) and the grid of each.
 
-        Only candidates are counted in units; `unpruned` counts all embeddings. Where text divides
-        the item (`layout.unit_sizes`), each of these parts must be a unit.
+        Units count only candidates, while `unpruned` counts all embeddings. Where text divides the
+        item (`layout.unit_sizes`), each of these parts must be a unit.
 
         Args:
-            hf_config: the configuration of the checkpoint.
+            hf_config: The configuration of the checkpoint.
             modality: "image" or "video".
-            item: what the model's own processor made of it, by the names of the model's arguments.
-            layout: the item's tokens in the unpruned prompt.
+            item: The outputs of the model's own processor, by the names of the model's arguments.
+            layout: The item's tokens in the unpruned prompt.
         """
         sizes = layout.unit_sizes
         widths = (layout.runs[0],) if layout.is_in_rows else tuple(map(square_side, sizes))
         grid = _grid_of_patches(modality, item)
-        if grid is not None:  # some of the patches make up a token
+        if grid is not None:  # several patches make up a token
             frames, rows, columns = grid
             merge = max(1, isqrt(frames * rows * columns // layout.embeddings))
             rows, columns = rows // merge, columns // merge
@@ -82,39 +88,41 @@ class Family:
 
     @classmethod
     def candidates(cls, tokens: MediaTokens) -> Tensor | None:
-        """Return which rows of an unpruned item are candidates; None: all of them.
+        """Return the indices of an unpruned item's rows that are candidates; None means all.
 
-        Newlines and separators among the rows are none. Int64 [candidates], ascending, on the CPU.
+        Newlines and separators are not candidates. The indices are int64 [candidates], ascending,
+        on the CPU.
         """
         return None
 
     # -- called on the model ---------------------------------------------------------------------
 
     def tower_attention(self) -> nn.Module | None:
-        """Return the attention that importance is read from; None: the last that the tower calls.
+        """Return the attention that importance is read from; None means the last one called.
 
-        A module with the inputs and attributes of vLLM's `MMEncoderAttention`.
+        It is a module with the inputs and attributes of vLLM's `MMEncoderAttention`.
         """
         return None
 
     def object_attention(self) -> nn.Module | None:
-        """Return the attention in which HiPrune sees objects; None: the one in the middle.
+        """Return the attention in which HiPrune finds objects; None means the one in the middle.
 
-        A module as above. Where it is stated, so is the other.
+        It is a module as for `tower_attention`, and a family that states it states both.
         """
         return None
 
     def tower_order(self, ratio: int) -> TowerOrder | None:
-        """Return how the tokens of that attention become rows; None: it is found out at load.
+        """Return how the tokens of the tower become rows; None means it is found out at load.
 
-        ratio: the tower's tokens for each candidate, a class token not counted.
+        `ratio` is the number of the tower's tokens per candidate, without class tokens.
         """
         return None
 
     def unpadded(self, segments: Sequence[int]) -> Tensor | None:
-        """Return which tokens of that attention are no padding; None: there is none.
+        """Return the indices of the tower's tokens that are not padding; None if there is none.
 
-        segments: how many tokens of each part are none. Int64, their sum in all, on the CPU.
+        `segments` are the numbers of such tokens in each part. The indices are int64 on the CPU, as
+        many as the sum of `segments`.
         """
         return None
 
@@ -124,13 +132,13 @@ class Family:
         """Return the importance of each token of the tower, summed over the heads of this rank.
 
         Args:
-            query: [T, heads, head size], as it enters the attention.
-            key: like `query`.
-            segments: how many tokens attend to each other, one part behind the other; T in all.
-            scale: the factor of the products of queries and keys.
+            query: The query as it enters the attention, [T, heads, head size].
+            key: The key, likewise.
+            segments: The lengths of the parts whose tokens attend to each other, T in total.
+            scale: The factor of the products of queries and keys.
 
         Returns:
-            float32 [T]; by default the attention received from an average token.
+            A float32 tensor [T], by default the attention received from an average token.
         """
         return received_attention(query, key, segments, scale)
 
@@ -138,15 +146,15 @@ class Family:
         """Return what compares candidates with questions; by default, word matching.
 
         Args:
-            embed_words: the language model's table: token ids [M] on the CPU to rows [M, H].
-            matching: how a candidate is compared with several words.
-            size: H; what lies behind the first H columns of a row is not compared.
+            embed_words: A function from token ids [M] on the CPU to word embeddings [M, H].
+            matching: How a candidate is compared with several words.
+            size: H; columns of a row after the first H are not compared.
         """
         return WordMatching(embed_words, matching, size)
 
 
 def _grid_of_patches(modality: str, item: Any) -> tuple[int, int, int] | None:
-    """Return frames, rows and columns, where a processor tells them of all of an item at once."""
+    """Return frames, rows and columns of an item's patches, or None if no single grid is given."""
     for name in (f"{modality}_grid_thw", f"{modality}_grid_hws"):
         if name in item:
             numbers = item[name].data.flatten().tolist()
@@ -157,6 +165,6 @@ def _grid_of_patches(modality: str, item: Any) -> tuple[int, int, int] | None:
 
 
 def square_side(size: int) -> int:
-    """Return the side of a square of so many tokens; if it is none, all are one row."""
+    """Return the side of a square of `size` tokens, or `size` if they do not form a square."""
     side = isqrt(size)
     return side if side * side == size else size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 4, whose tower is transformers' own, and gets its patches with padding behind them."""
+"""Gemma 4, whose tower is transformers' own and receives its patches followed by padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS["video"] = ("pixel_values_videos", "pixel_position_ids_videos")
 
 
 class Gemma4(Family):
-    """Squares of the tower's own grid become a row, whose sides follow the image's."""
+    """Gemma 4: squares of the tower's grid become rows; the grid has the image's proportions."""
 
     @classmethod
     def units(
@@ -49,7 +49,7 @@ class Gemma4(Family):
         return super().embed_unpruned(**kwargs)  # type: ignore[misc]
 
     def unpadded(self, segments: Sequence[int]) -> Tensor:
-        # The tower gets all of one padded length before those of another.
+        # The tower receives all items of one padded length before those of another.
         start, starts = 0, dict[int, int]()
         for length in dict.fromkeys(self._padded):
             for number, padded in enumerate(self._padded):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InternVL: tiles and a thumbnail are units, and importance is the class token's attention."""
+"""InternVL, whose units are tiles and a thumbnail; importance is the class token's attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anchorprune_vllm.signals.attention import class_attention
 
 
 class InternVL(Family):
-    """InternVL in its own format and in that of transformers."""
+    """InternVL in its own format and in the format of transformers."""
 
     video_margin = 0
 
@@ -36,7 +36,7 @@ class InternVL(Family):
         return MediaTokens(layout.embeddings, (side**2,) * tiles, (side,) * tiles)
 
     def tower_order(self, ratio: int) -> TowerOrder | None:
-        if getattr(self, "ps_version", "v2") == "v1":  # rows and columns are exchanged
+        if getattr(self, "ps_version", "v2") == "v1":  # this version swaps rows and columns
             return None
         return TowerOrder("unit", "first", "raster", ratio)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muse Glimmer, whose tower walks an image in squares as large as its table of positions."""
+"""Muse Glimmer, whose tower processes an image in squares as large as its position table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 class MuseGlimmer(Family):
-    """Squares of the tower's own grid become a row; pixels or grid tell a unit's width."""
+    """Muse Glimmer: squares of the tower's grid become rows; pixels or grid give a unit's width."""
 
     @classmethod
     def units(
         cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
-        if f"{modality}_pixel_values" not in item:  # from vLLM 0.33 on, it has a grid instead
+        if f"{modality}_pixel_values" not in item:  # from vLLM 0.33 on, the item has a grid instead
             return super().units(hf_config, modality, item, layout)
         pixels: Any = item[f"{modality}_pixel_values"].data
         vision = hf_config.vision_config
@@ -37,5 +37,5 @@ class MuseGlimmer(Family):
 
 
 def _merge_size(vision: Any) -> int:
-    """Return the side of the squares of patches that become a row; vLLM 0.33 renamed it."""
+    """Return the side of the squares of patches that become a row; vLLM 0.33 renamed its field."""
     return vision.merge_kernel_size if hasattr(vision, "merge_kernel_size") else vision.merge_size

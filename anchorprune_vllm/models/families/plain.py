@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families that need few words: they state the order of their towers, and one where rows end."""
+"""Families that state little more than the order in which their tower's tokens become rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from anchorprune_vllm.prompt_layout import PromptLayout
 
 
 class Consecutive(Family):
-    """The tower's tokens that become a row lie one behind the other (Qwen's and GLM's)."""
+    """Models in which consecutive tokens of the tower become a row (Qwen and GLM)."""
 
-    video_margin: int | None = 0  # of videos without text between frames it tells nothing
+    video_margin: int | None = 0  # without effect on videos that have no text between frames
 
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "none", "consecutive", ratio)
 
 
 class Windowed(Consecutive):
-    """As above; and rows lie in the tower window by window (Qwen2.5's)."""
+    """Models like `Consecutive` whose tower also processes rows window by window (Qwen2.5)."""
 
     def tower_order(self, ratio: int) -> TowerOrder:
         model: Any = self
@@ -34,22 +34,22 @@ class Windowed(Consecutive):
 
 
 class Glm(Consecutive):
-    """Consecutive; and a token before the frames of a video, and one behind, are of no frame."""
+    """Models like `Consecutive` with one token before and one after the frames of a video."""
 
     video_margin = 1
 
 
 class Raster(Family):
-    """Squares of the tower's own grid become a row (Gemma 3, Mistral, Idefics)."""
+    """Models in which squares of the tower's grid become a row (Gemma 3, Mistral, Idefics)."""
 
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "none", "raster", ratio)
 
 
 class UnbrokenRaster(Raster):
-    """The same, where nothing ends a row of the prompt, and the pixels say how long it is.
+    """Models like `Raster` whose prompts have no row separators (LightOnOCR).
 
-    LightOnOCR's.
+    The size of the pixels gives the length of a row.
     """
 
     @classmethod
@@ -63,20 +63,20 @@ class UnbrokenRaster(Raster):
 
 
 class Lfm2(Raster):
-    """The same for tiles of any shape, which the processor tells (LFM2-VL)."""
+    """Models like `Raster` with tiles of any shape, which the processor reports (LFM2-VL)."""
 
     @classmethod
     def units(
         cls, hf_config: Any, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
-        shapes: Any = item["spatial_shapes"].data  # of patches
+        shapes: Any = item["spatial_shapes"].data  # counted in patches
         rows, columns = (shapes // hf_config.downsample_factor).T.tolist()
         sizes = tuple(row * column for row, column in zip(rows, columns, strict=True))
         return MediaTokens(layout.embeddings, sizes, tuple(columns))
 
 
 class ExpandedRaster(Raster):
-    """The same in Mistral's own format, where a prompt arrives with all tokens of its images."""
+    """Models like `Raster` whose prompts arrive with all image tokens (Mistral's own format)."""
 
     @classmethod
     def target(cls, info: Any, modality: str, replaced: list[int]) -> list[int]:
@@ -84,7 +84,7 @@ class ExpandedRaster(Raster):
 
 
 class RasterBeforeClassToken(Family):
-    """Squares of the tower's own grid become a row, and its last token is of no row (Llama 4)."""
+    """Models in which squares become a row, and the last token is a class token (Llama 4)."""
 
     def tower_order(self, ratio: int) -> TowerOrder:
         return TowerOrder("unit", "last", "raster", ratio)

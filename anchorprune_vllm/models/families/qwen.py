@@ -12,7 +12,7 @@ from anchorprune_vllm.models.families.plain import Consecutive, Windowed
 
 
 class Qwen(Consecutive):
-    """Merged patches; all blocks of the tower have full attention."""
+    """Qwen models whose towers have full attention in all blocks."""
 
     can_be_data_parallel = True
 
@@ -22,7 +22,7 @@ class Qwen(Consecutive):
     def object_attention(self) -> nn.Module | None:
         model: Any = self
         middle = len(model.visual.blocks) // 2
-        # The shallower of two that are as near.
+        # Of two that are equally near, the shallower one is taken.
         nearest = min(sorted(self._whole_blocks()), key=lambda block: abs(block - middle))
         return self._attention_of(nearest)
 
@@ -31,19 +31,19 @@ class Qwen(Consecutive):
         return model.visual.blocks[block].attn.attn
 
     def _whole_blocks(self) -> Sequence[int]:
-        """Return the blocks in which all patches of a frame see each other."""
+        """Return the blocks in which all patches of a frame attend to each other."""
         model: Any = self
         return range(len(model.visual.blocks))
 
 
 class Qwen2(Qwen):
-    """Qwen2-VL, in whose prompts no text stands between the frames of a video."""
+    """Qwen2-VL, whose prompts have no text between the frames of a video."""
 
     takes_embeddings = True
 
 
 class Qwen2_5(Windowed, Qwen2):
-    """Qwen2.5-VL: most blocks of the tower see windows, in whose order its tokens lie."""
+    """Qwen2.5-VL, whose tower attends within windows in most blocks, and orders tokens by them."""
 
     def _whole_blocks(self) -> Sequence[int]:
         model: Any = self

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter that prunes an image model of vLLM's without knowing it.
+"""The general adapter, which prunes image models of vLLM without knowing them.
 
-Its parent's `embed_multimodal` gives the rows of all visual tokens. Relevance is the best match of
-a row with the words of the question, as in the paper's form for Qwen2.5-VL; importance, attention
-received in the tower's last layer, or what the rows themselves tell where that cannot be had. A
-family (`families/`) overrides hooks of this adapter, where it knows a model.
+The parent's `embed_multimodal` gives the rows of all visual tokens. Relevance is the best match of
+a row with the words of the question, as the paper does it for Qwen2.5-VL. Importance is the
+attention received in the tower's last layer, or, if that cannot be read, the distance of a row from
+the mean row. A family (`families/`) overrides hooks of this adapter for the models it knows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.transformers_utils.config import uses_mrope
 
-from anchorprune_vllm.api.processor import WORD_EMBEDDINGS, PruningProcessor
+from anchorprune_vllm.api.processor import WORD_EMBEDDINGS
 from anchorprune_vllm.api.requests import refuse_overrides
-from anchorprune_vllm.config import Positions, PruneConfig
+from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.item_fields import each_alone
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.media_tokens import MODALITIES, media_token_ids
 from anchorprune_vllm.methods.registry import Signal, method_of
 from anchorprune_vllm.models.families.base import Family
 from anchorprune_vllm.models.general.media_batch import GeneralMedia
+from anchorprune_vllm.models.general.processor import pruning_processor
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.models.linear_positions import (
     LinearPositionsModel,
@@ -47,28 +48,30 @@ from anchorprune_vllm.worker.pruner import MediaBatch
 
 _CACHE_PAGE = 256
 _LIKE_IMPORTANCE: frozenset[Signal] = frozenset({"keys", "object_attention"})
-"""Signals that rows cannot stand in for where the tower's order is not known."""
+"""Signals that cannot be replaced by the rows themselves if the tower's order is unknown."""
 
 
 class GeneralModel(Family, PrunedModel):
-    """Mixin: list it before any image model of vLLM's."""
+    """A mixin that prunes any image model; list it before vLLM's model."""
 
     modalities = MODALITIES
     has_mrope: bool
     has_data_parallel_tower = False
     _is_known = False
-    """Whether an item has been embedded, and what it told is known."""
+    """Whether a first item has been embedded, so that widths and the tower's order are known."""
     must_be_full = False
-    """Whether the reduced level is refused, which must be known before the server is ready."""
+    """Whether the reduced level is refused, which must happen before the server is ready."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        self.embedding_size = vllm_config.model_config.get_inputs_embeds_size()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.tower_signals = TowerSignals(self)
 
     @property
     def must_learn_first(self) -> bool:
-        """Whether a dummy item has to tell what no family states, before a small one is sent."""
+        """Return whether a dummy item must be embedded before a smaller one is sent.
+
+        It shows what no family states.
+        """
         is_unstated = type(self).tower_order is Family.tower_order
         return self._pruner is not None and (self.must_be_full or is_unstated)
 
@@ -84,8 +87,8 @@ class GeneralModel(Family, PrunedModel):
             )
         if config.text_encoder is not None:
             raise ValueError(
-                f"anchorprune: {name} needs no text encoder, questions are matched with its own "
-                "word embeddings; leave out --anchorprune-text-encoder"
+                f"anchorprune: {name} needs no text encoder, because questions are matched with "
+                "its own word embeddings; leave out --anchorprune-text-encoder"
             )
         if config.similarity != "negated":
             raise ValueError(
@@ -122,14 +125,14 @@ class GeneralModel(Family, PrunedModel):
             )
         if _is_data_parallel(model_config) and not cls.can_be_data_parallel:
             raise ValueError(
-                "anchorprune: the attention of a data-parallel vision tower cannot be looked into "
-                f"for {name}; leave out --mm-encoder-tp-mode data"
+                "anchorprune: the attention of a data-parallel vision tower cannot be read for "
+                f"{name}; leave out --mm-encoder-tp-mode data"
             )
 
     def _make_relevance(self, config: PruneConfig, vllm_config: VllmConfig) -> Relevance:
         logger.info_once(active_line(config, WORD_EMBEDDINGS))
         if vllm_config.compilation_config.cudagraph_mm_encoder:
-            # They would bypass `embed_multimodal`, and so the pruner.
+            # These graphs would bypass `embed_multimodal`, and with it the pruner.
             vllm_config.compilation_config.cudagraph_mm_encoder = False
             logger.warning_once("AnchorPrune: CUDA graphs of the vision encoder are switched off")
         self.has_data_parallel_tower = _is_data_parallel(vllm_config.model_config)
@@ -150,19 +153,22 @@ class GeneralModel(Family, PrunedModel):
         return {"embeddings": self.embedding_size}
 
     def _key_shape(self) -> tuple[int, int]:
-        # Before the first item, which tells which attention is looked into, nothing is cached.
+        # The first item shows which attention is read; nothing is cached before that.
         return self.tower_signals.key_shape if self._is_known else (1, 1)
 
     def _media(
         self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]
     ) -> MediaBatch:
         media = GeneralMedia(self, modality, kwargs, plans)
-        if not self._is_known:  # a dummy item of vLLM's, but on a CPU, which may go without
+        if not self._is_known:  # a dummy item, except on a CPU, where vLLM may make none
             self._learn(media, plans[0].tokens)
         return media
 
     def _learn(self, media: GeneralMedia, tokens: MediaTokens) -> None:
-        """Look at the first item: are its rows as counted, how wide, and of which tower tokens?"""
+        """Learn from the first item how wide rows are and which tower tokens make them up.
+
+        Raises ValueError if the item does not have the rows that were counted for it.
+        """
 
         def run() -> Tensor:
             (embedded,) = media.embed_unpruned([0])
@@ -174,9 +180,9 @@ class GeneralModel(Family, PrunedModel):
         found = len(rows) if chosen is None else len(chosen)
         if len(rows) != tokens.unpruned or found != tokens.candidates:
             raise ValueError(
-                f"anchorprune: {name} makes {len(rows)} rows of an image for which its prompt has "
-                f"{tokens.unpruned} tokens, and its units {tokens.candidates} candidates, of which "
-                f"{found} are found among the rows; so it cannot be pruned: leave out "
+                f"anchorprune: {name} cannot be pruned: it makes {len(rows)} rows of an image for "
+                f"which its prompt has {tokens.unpruned} tokens, and its units have "
+                f"{tokens.candidates} candidates, of which {found} are among the rows; leave out "
                 "--anchorprune-budget"
             )
         if self.tower_signals.needed:
@@ -193,14 +199,14 @@ class GeneralModel(Family, PrunedModel):
         self._pruner.use_cache(lambda: self._make_cache(layout))
 
     def _told(self) -> str:
-        """Say what told how the tower's tokens become rows."""
+        """Return the part of a log line that says how the tower's order is known."""
         if not self.tower_signals.is_stated:
             return "by an order of its vision tower that was found at load"
-        family = type(self).__mro__[1]  # see `generalize`
+        family = type(self).__mro__[1]  # `generalize` puts it there
         return f"as the family {family.__module__}:{family.__name__} states"
 
     def _serve_reduced(self, name: str) -> None:
-        """Warn of importance that does not come from the tower, or refuse it."""
+        """Warn that importance does not come from the tower, or raise ValueError if it must."""
         found = (
             f"{name} is pruned at the reduced level: it is not known which tokens of its vision "
             "tower make up a row, so importance comes from the rows"
@@ -220,7 +226,7 @@ class GeneralModel(Family, PrunedModel):
         logger.warning_once("AnchorPrune: %s", found)
 
     def embed_unpruned(self, **kwargs: Any) -> Sequence[Tensor]:
-        """The model's own rows of each item."""
+        """Return the model's own rows of each item."""
         return super(PrunedModel, self).embed_multimodal(**kwargs)  # type: ignore[misc]
 
     # -- positions -------------------------------------------------------------------------------
@@ -228,9 +234,10 @@ class GeneralModel(Family, PrunedModel):
     def positions_of(
         self, modality: str, item: MultiModalKwargsItem, plan: ItemPlan
     ) -> MediaPositions | None:
-        """Native positions of an item's candidates, or of all its embeddings if its plan keeps all.
+        """Return the native positions of an item, or None if positions are compact.
 
-        If its plan moves text, of all its tokens. None: positions are compact.
+        They are those of its candidates; of all its embeddings if the plan keeps all; and of all
+        its tokens if the plan moves text.
         """
         if not self._native_positions:
             return None
@@ -262,7 +269,7 @@ class GeneralModel(Family, PrunedModel):
 
     def _given_positions(self, embeddings: Sequence[Tensor], **kwargs: Any) -> list[MediaPositions]:
         modality = next((name for name in MODALITIES if f"{name}_grid_thw" in kwargs), None)
-        if modality is None or not self.has_mrope:  # sounds are in line, too
+        if modality is None or not self.has_mrope:  # positions of audio are consecutive, too
             return super()._given_positions(embeddings, **kwargs)
         count = len(embeddings)
         told = {name: value for name, value in kwargs.items() if len(value) == count}
@@ -277,9 +284,9 @@ class GeneralModel(Family, PrunedModel):
     def _positions_in_item(
         self, modality: str, item: Any, layout: PromptLayout
     ) -> tuple[Tensor, int]:
-        """Return where an item's tokens [CHANNELS, length] are in a prompt of the item alone.
+        """Return the positions [CHANNELS, length] of an item's tokens in a prompt of it alone.
 
-        And where the next token would be.
+        The second result is the position that a token after the item would have.
         """
         tokens = layout.tokens()
         if not self.has_mrope:
@@ -306,14 +313,14 @@ def _mask(layout: PromptLayout) -> Tensor:
 
 
 class LinearGeneralModel(GeneralModel, LinearPositionsModel):
-    """Mixin over models with ordinary, 1-D rotary embeddings."""
+    """A mixin that prunes any image model with ordinary, 1-D rotary embeddings."""
 
 
 def keeps_mrope(model: type, hf_config: Any) -> bool:
     """Return whether vLLM keeps M-RoPE positions for a model.
 
-    Its class and its config must both say so: EXAONE 4.5 inherits Qwen2.5-VL's class, and has
-    ordinary rotary embeddings.
+    Its class and its config must both say so: EXAONE 4.5 inherits from the class of Qwen2.5-VL, but
+    has ordinary rotary embeddings.
     """
     return (
         supports_mrope(model) and uses_mrope(hf_config) and not has_positions_in_channels(hf_config)
@@ -322,8 +329,10 @@ def keeps_mrope(model: type, hf_config: Any) -> bool:
 
 @cache
 def generalize(model: type, family: Any, has_mrope: bool) -> type:
-    """Return the class that prunes an image model of vLLM's, with the hooks of its family: pruned
-    when its config has a budget, and otherwise as it is."""
+    """Return the class that prunes an image model of vLLM, with the hooks of its family.
+
+    Without a budget in its config, the model is served as it is.
+    """
     mixin = GeneralModel if has_mrope else LinearGeneralModel
     bases = (mixin, model) if family is Family else (family, mixin, model)
     plain: Any = model._processor_factory  # type: ignore[attr-defined]
@@ -331,7 +340,7 @@ def generalize(model: type, family: Any, has_mrope: bool) -> type:
     class Served(*bases):  # type: ignore[misc]
         default_positions = "native" if has_mrope else "compact"
 
-        # vLLM looks at the signature to see how to call it.
+        # vLLM inspects the signature to see how to call it.
         def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
 
@@ -349,52 +358,3 @@ def generalize(model: type, family: Any, has_mrope: bool) -> type:
         make_processor, info=plain.info, dummy_inputs=plain.dummy_inputs
     )
     return register(Served)
-
-
-class GeneralProcessor(PruningProcessor):
-    """Mixin over any processor of vLLM's: prompts with K placeholders per image or video."""
-
-    family: type[Any]
-
-    def __init__(self, info: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(info, *args, **kwargs)
-        if not {*MODALITIES} & {*info.supported_mm_limits}:
-            raise ValueError(
-                f"anchorprune: {info.ctx.model_config.architecture} takes "
-                f"{', '.join(info.supported_mm_limits)}, and neither images nor videos by these "
-                "names, so nothing of it would be pruned; leave out --anchorprune-budget"
-            )
-
-    @property
-    def video_margin(self) -> int | None:
-        return self.family.video_margin
-
-    def _targets(self) -> dict[str, list[int]]:
-        return {
-            modality: self.family.target(self.info, modality, replaced)
-            for modality, replaced in super()._targets().items()
-        }
-
-    def _count_tokens(
-        self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
-    ) -> MediaTokens:
-        tokens = self.family.units(self.info.get_hf_config(), modality, item, layout)
-        chosen = self.family.candidates(tokens)
-        found = tokens.unpruned if chosen is None else len(chosen)
-        if tokens.candidates != found:  # it would end the engine
-            raise ValueError(
-                f"anchorprune: the units of this {modality} have {tokens.candidates} candidates, "
-                f"and {found} are found among its tokens, so it cannot be pruned; send it with a "
-                "budget of 100%, or another one"
-            )
-        return tokens
-
-
-@cache
-def pruning_processor(
-    processor: type, family: Any, default_positions: Positions
-) -> type[GeneralProcessor]:
-    """Return the class that plans and cuts what a processor of vLLM's makes."""
-    name = f"Pruning{processor.__name__}"
-    own = {"family": family, "default_positions": default_positions}
-    return type(name, (GeneralProcessor, processor), own)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision towers that give each rank some of the images (`--mm-encoder-tp-mode data`).
+"""Read signals from vision towers that split images over ranks (`--mm-encoder-tp-mode data`).
 
-A rank sees the attention of its own images alone, and vLLM gathers the outputs of all. So signals
-ride on the outputs, in channels behind them, wherever vLLM sends them.
+A rank sees only the attention of its own images, while vLLM gathers the outputs of all. So signals
+travel with the outputs, in extra channels behind them, wherever vLLM sends these.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from anchorprune_vllm.models.general.tower_signals import Parts, TowerSignals
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.worker.embedding_payload import append_numbers, split_numbers
 
-_FLOAT32_DIGITS = 4  # the bits of a float32, a byte in each channel
+_FLOAT32_DIGITS = 4  # each channel holds one byte of a float32
 
 
 @contextmanager
 def tapped_on_all_ranks(
     signals: TowerSignals,
 ) -> Iterator[Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Parts]]]]:
-    """While entered, the outputs of a tower carry signals of its attention behind them.
+    """Make the outputs of a tower carry the signals of its attention while in this context.
 
-    What is yielded takes the rows of items [N, H + channels] apart again: into rows [N, H] and
-    the signals of each item.
+    Yields a function that separates the rows of items [N, H + channels] into rows [N, H] and the
+    signals of each item.
     """
     visual = signals.visual
     numbers = [name for name in ("importance", "object_attention") if name in signals.needed]
@@ -48,7 +48,7 @@ def tapped_on_all_ranks(
             return append_numbers(outputs, scores.view(torch.int32), _FLOAT32_DIGITS)
 
         handle = visual.register_forward_hook(carry, with_kwargs=True)
-        visual.out_hidden_size += channels  # vLLM makes empty outputs by it
+        visual.out_hidden_size += channels  # vLLM allocates empty outputs of this size
 
         def take_apart(items: Sequence[Tensor]) -> tuple[list[Tensor], list[Parts]]:
             rows, signals_of = list[Tensor](), list[Parts]()

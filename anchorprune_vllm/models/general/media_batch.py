@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images or videos of one model call, for a model of which nothing is known."""
+"""The images or videos of one call, for the general adapter."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from anchorprune_vllm.models.general.adapter import GeneralModel
 
 _NOT_TO_BE_HAD = (
-    "the attention of the vision tower cannot be read for some items (padded ones, or those of an "
+    "the attention of the vision tower cannot be read for some items (padded ones, or ones with an "
     "unknown grid); their importance comes from the rows instead"
 )
 
 
 class GeneralMedia:
-    """The items of one call, as the pruner asks for them."""
+    """The items of one call of a general model, as a `MediaBatch`."""
 
     project: Callable[[Tensor], Tensor] | None = None  # rows are embeddings already
 
@@ -49,7 +49,8 @@ class GeneralMedia:
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         tower = self._model.tower_signals
         if tower.needed and not tower.is_stated:
-            # Whether the tower can be looked into may depend on an item, never on its neighbours.
+            # Whether the tower's attention can be read may depend on an item, but must not depend
+            # on others in its batch.
             return [features for item in items for features in self._encode([item])]
         return self._encode(items)
 
@@ -66,7 +67,7 @@ class GeneralMedia:
     def _rows_and_signals(
         self, items: list[int], media: Sequence[MediaTokens]
     ) -> tuple[list[Tensor], Sequence[Parts] | None]:
-        """Return the candidates of items, and what the tower's attention tells of each."""
+        """Return the candidate rows of items and their signals, or None for all signals."""
         tower = self._model.tower_signals
         if self._model.has_data_parallel_tower and tower.needed:
             with tapped_on_all_ranks(tower) as take_apart:
@@ -82,7 +83,7 @@ class GeneralMedia:
         return rows, [{name: parts[name][i] for name in parts} for i in range(len(items))]
 
     def _signals_of_rows(self, rows: Tensor) -> Parts:
-        """Return what stands in for signals of the tower."""
+        """Return what replaces the signals of the tower where they cannot be read."""
         if "importance" not in self._model.needs:
             return {}
         if self._model.tower_signals.order is not None:
@@ -94,7 +95,10 @@ class GeneralMedia:
         return [self.candidate_rows(*each) for each in zip(media, rows, strict=True)]
 
     def _embed_in_parts(self, item: int) -> Tensor:
-        """Return the rows of an item; a long video is more than unpruned the tower ever gets."""
+        """Return the rows of an item.
+
+        The tower gets a long video in parts, no larger than in an unpruned engine.
+        """
         tokens = self._plans[item].tokens
         frames = len(tokens.unit_sizes)
         at_once = max(1, self._model._max_encoder_tokens * frames // tokens.unpruned)
@@ -103,7 +107,7 @@ class GeneralMedia:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def candidate_rows(self, tokens: MediaTokens, rows: Tensor) -> Tensor:
-        """Return those of an unpruned item's rows that are candidates."""
+        """Return the rows of an unpruned item that are candidates."""
         chosen = self._model.candidates(tokens)
         return rows if chosen is None else rows[to_device(chosen, rows.device)]
 
@@ -117,6 +121,6 @@ class GeneralMedia:
 
 
 def distance_from_mean(rows: Tensor) -> Tensor:
-    """Return how unlike the average row each row [N, H] is: importance without attention."""
+    """Return how far each row [N, H] is from the mean row, as importance without attention."""
     unit = F.normalize(rows.float(), dim=-1)
     return (1 - unit @ F.normalize(unit.mean(0), dim=0)).clamp_min(0)

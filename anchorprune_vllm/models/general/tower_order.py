@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of a vision tower make up which row of its output: found out, not guessed.
+"""Find out which tokens of a vision tower make up which row of its output.
 
 Between a tower's last attention and the rows that the language model gets, models merge 2 x 2
-tokens, pool, shuffle or drop a class token. Attention that a tower's token receives is worth
-something only if its row is known. So once, when the model is loaded, single tokens are changed
-behind the last attention, and what moves tells the order.
+tokens, pool, shuffle or drop a class token. The attention that a token of the tower receives is
+useful only if the token's row is known. So, once at load, the output of the last attention is
+changed at single tokens, and the rows that change show the order.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from anchorprune_vllm.plan import MediaTokens
 _ClassToken = Literal["none", "first", "last"]
 _Grouping = Literal["consecutive", "raster"]
 _WINDOWS = (0, 2, 4, 8, 16)
-"""The sides of windows that are tried."""
+"""The sides of windows that are tried, in rows."""
 
 
 @dataclass(frozen=True)
 class TowerOrder:
-    """How the tokens of a tower's attention become rows.
+    """The order in which the tokens of a tower's attention become rows.
 
-    Tokens attend to each other within parts: a tile, a frame, or a whole item.
+    Tokens attend to each other within a part, which is a tile, a frame or a whole item.
     """
 
     part: int | Literal["unit", "item"]
-    """The rows of a part: as many as those of a unit or an item, or always the same number."""
+    """The rows of a part: those of a unit, those of an item, or always the same number."""
     class_token: _ClassToken
-    """Where each part has a token that belongs to no row."""
+    """The place of a token in each part that belongs to no row."""
     grouping: _Grouping
-    """Whether the tokens of a row follow each other, or are a square of the tower's own grid."""
+    """Whether the tokens of a row are consecutive, or form a square of the tower's own grid."""
     ratio: int
-    """Tokens of each row."""
+    """The number of tokens of each row."""
     window: int = 0
-    """The side, in rows, of squares that lie in the tower one behind the other; 0: none."""
+    """The side, in rows, of the square windows that the tower processes in turn; 0 for none."""
 
     @property
     def needs_grids(self) -> bool:
-        """Whether it depends on how many rows and columns a unit has."""
+        """Return whether the order depends on the rows and columns of a unit."""
         has_squares = bool(self.window) or (self.grouping == "raster" and self.ratio > 1)
         return has_squares and self.part in ("unit", "item")
 
     def segments(self, media: Sequence[MediaTokens]) -> list[int]:
-        """Return how many of the tower's tokens attend to each other, for each part."""
+        """Return the number of the tower's tokens in each part."""
         extra = int(self.class_token != "none")
         return [
             self.ratio * sum(rows * columns for rows, columns in part) + extra
@@ -59,7 +59,7 @@ class TowerOrder:
         ]
 
     def groups(self, media: Sequence[MediaTokens]) -> Tensor:
-        """Return the tower's tokens of each row: int64 [rows, ratio], on the CPU."""
+        """Return the tower's tokens that make up each row, as int64 [rows, ratio] on the CPU."""
         before, behind = int(self.class_token == "first"), int(self.class_token == "last")
         groups, start = [], 0
         for part in self._parts(media):
@@ -71,7 +71,7 @@ class TowerOrder:
         return torch.cat(groups)
 
     def _parts(self, media: Sequence[MediaTokens]) -> list[list[tuple[int, int]]]:
-        """Return the grids of rows in each part."""
+        """Return the grids that each part consists of, as rows and columns."""
         grids = [[grid for grid in tokens.grids if grid[0]] for tokens in media]
         if self.part == "item":
             return grids
@@ -83,7 +83,7 @@ class TowerOrder:
         return [[tile] for rows, columns in units for _ in range(rows * columns // self.part)]
 
     def _within(self, rows: int, columns: int) -> Tensor:
-        """Return the tokens of each row of a grid: int64 [rows * columns, ratio]."""
+        """Return the tokens that make up each row of a grid, as int64 [rows * columns, ratio]."""
         windows = self._windows(rows, columns)
         groups, start = [], 0
         for window in windows:
@@ -101,7 +101,7 @@ class TowerOrder:
         return squares.reshape(-1, self.ratio)
 
     def _windows(self, rows: int, columns: int) -> list[Tensor]:
-        """Return the rows of each window of a grid; a window at its end may be smaller."""
+        """Return the row numbers in each window of a grid; windows at its edges may be smaller."""
         number = torch.arange(rows * columns, device="cpu").view(rows, columns)
         if not self.window:
             return [number]
@@ -110,9 +110,9 @@ class TowerOrder:
 
 
 def possible_orders(media: Sequence[MediaTokens], segments: Sequence[int]) -> list[TowerOrder]:
-    """Return the orders in which rows may be made of a tower's tokens, by their numbers.
+    """Return the orders that are possible, judging by the numbers of rows and tokens.
 
-    segments: how many tokens attended to each other in the tower, one part behind the other.
+    `segments` are the numbers of tokens that attend to each other in the tower, part by part.
     """
     rows = sum(tokens.candidates for tokens in media)
     tile = rows // len(segments)
@@ -134,13 +134,13 @@ def probe(
     attention: nn.Module,
     run: Callable[[], Tensor],
 ) -> TowerOrder | None:
-    """Return the order in which a tower's tokens become rows; None: it is none of these.
+    """Return the order in which a tower's tokens become rows, or None if it is not in `orders`.
 
     Args:
-        orders: those that are possible.
-        media: the tokens of the items that `run` embeds.
-        attention: the tower's last attention.
-        run: embeds the items: [rows, H], the same each time.
+        orders: The possible orders.
+        media: The tokens of the items that `run` embeds.
+        attention: The tower's last attention.
+        run: Embeds the items and returns [rows, H], the same each time.
     """
     if not orders:
         return None
@@ -148,14 +148,14 @@ def probe(
     rows = {order: _rows_of_tokens(order, media) for order in orders}
     tokens = len(rows[orders[0]])
     left = list(orders)
-    # Some tokens anywhere, and then those about which the orders that are left disagree.
+    # Try a few tokens anywhere, and then those about which the remaining orders disagree.
     spread = [tokens // 3, tokens // 2, 2 * tokens // 3, tokens - 1]
     while left and (spread or len(left) > 1):
         if spread:
             token = spread.pop()
         else:
             unlike = (rows[left[0]] != rows[left[1]]).nonzero().flatten()
-            if not len(unlike):  # two names of one order
+            if not len(unlike):  # both describe the same order
                 del left[1]
                 continue
             token = int(unlike[len(unlike) // 2])
@@ -166,13 +166,13 @@ def probe(
 
 
 def _row(rows: Tensor, token: int) -> list[int]:
-    """Return the row of a token, or none."""
+    """Return the row of a token as a list, which is empty if the token belongs to no row."""
     row = int(rows[token])
     return [row] if row >= 0 else []
 
 
 def _rows_of_tokens(order: TowerOrder, media: Sequence[MediaTokens]) -> Tensor:
-    """Return the row of each of the tower's tokens: int64 [tokens]; -1: of none."""
+    """Return the row of each of the tower's tokens, as int64 [tokens]; -1 for no row."""
     groups = order.groups(media)
     rows = torch.full((sum(order.segments(media)),), -1, device="cpu")
     rows[groups] = torch.arange(len(groups), device="cpu")[:, None]
@@ -180,7 +180,7 @@ def _rows_of_tokens(order: TowerOrder, media: Sequence[MediaTokens]) -> Tensor:
 
 
 class _changed:
-    """While entered, an attention's output is another at one token."""
+    """A context manager that changes the output of an attention at one token."""
 
     def __init__(self, attention: nn.Module, token: int) -> None:
         self._attention, self._token, self._seen = attention, token, 0

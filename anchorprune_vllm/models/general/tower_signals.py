@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What methods take from the attention of a vision tower, for each of its candidates.
+"""Signals of candidates that methods need from the attention of a vision tower.
 
-Importance and keys come from the last attention, unless the family says which, and HiPrune's object
-attention from one in the middle.
+Importance and keys come from the last attention, and HiPrune's object attention from one in the
+middle, unless the family names other ones.
 """
 
 from __future__ import annotations
@@ -17,19 +17,26 @@ from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from anchorprune_vllm.methods.registry import Signal
 from anchorprune_vllm.models.general.tower_order import TowerOrder, possible_orders, probe
-from anchorprune_vllm.models.tower_taps import SIGNALS, SignalTap, Taken, Where, measured
 from anchorprune_vllm.plan import MediaTokens
 from anchorprune_vllm.selection.device import to_device
+from anchorprune_vllm.worker.tower_taps import (
+    SIGNALS,
+    RecordedCalls,
+    Taken,
+    Where,
+    measured,
+    tapped,
+)
 
 if TYPE_CHECKING:
     from anchorprune_vllm.models.general.adapter import GeneralModel
 
 Parts = Mapping[str, Tensor]
-"""Signals of some candidates, by the names of the fields of `MediaFeatures`."""
+"""Signals of some candidates, by field name of `MediaFeatures`."""
 
 
 class TowerSignals:
-    """Looks into the attention of a tower, once it is known how its tokens become rows."""
+    """Reads signals from a tower's attention, once it is known how its tokens become rows."""
 
     def __init__(self, model: GeneralModel) -> None:
         parent: Any = model
@@ -40,39 +47,39 @@ class TowerSignals:
         if self._last is not None:
             self._all = [self._last]
         self.order: TowerOrder | None = None
-        """How the attention's tokens become rows; None: signals come from elsewhere."""
+        """How the attention's tokens become rows; None if signals cannot be read from it."""
         self.is_stated = False
-        """Whether the family told the order, and it need not be found out."""
+        """Whether the family states the order, so that it need not be found out."""
         self._sizes: set[int] = set()
-        """The sizes of the units by which it was found out."""
+        """The sizes of the units with which the order was found out."""
 
     @property
     def _ranks(self) -> int:
-        """The ranks that share the heads of an image, or may do so."""
+        """Return the number of ranks over which the heads of an image may be split."""
         is_whole = self._model.has_data_parallel_tower
         return 1 if is_whole else get_tensor_model_parallel_world_size()
 
     @property
     def needed(self) -> frozenset[Signal]:
-        """The signals of the tower that the method needs."""
+        """Return the signals of the tower that the method needs."""
         return self._model.needs & SIGNALS.keys()
 
     @property
     def visual(self) -> Any:
-        """The tower, of a model whose family lets it be data-parallel."""
+        """Return the tower of a model whose family allows it to be data-parallel."""
         return self._model.visual
 
     @property
     def key_shape(self) -> tuple[int, int]:
-        """The heads of the attention, those of all ranks, and the size of a head."""
+        """Return the number of heads of the attention on all ranks, and the size of a head."""
         return self._last.num_heads * self._ranks, self._last.head_size
 
     def learn(self, media: Sequence[MediaTokens], run: Callable[[], Tensor]) -> None:
-        """Learn where to look: from the model's family, or by running the tower some times.
+        """Learn the attention and its order, from the model's family or by running the tower.
 
-        media: the tokens of the items whose candidates `run` embeds: [candidates, H].
+        `media` are the tokens of the items whose candidates `run` embeds as [candidates, H].
         """
-        if self._model.has_data_parallel_tower:  # this rank may see none of the items
+        if self._model.has_data_parallel_tower:  # this rank may not see any of the items
             self.order = self._model.tower_order(self.visual.spatial_merge_size**2)
             self.is_stated = True
             return
@@ -103,10 +110,10 @@ class TowerSignals:
             self._sizes = {size for tokens in media for size in tokens.unit_sizes}
 
     def _has_grids(self, media: Sequence[MediaTokens]) -> bool:
-        """Whether the order can be applied to these items.
+        """Return whether the order can be applied to these items.
 
-        Where no family states it, the grid of a unit may be a guess. It can be relied on for units
-        of the size of which the order was found: tiles, or images that are all made alike.
+        If no family states the order, the grid of a unit may be a guess. It is reliable for units
+        of the sizes with which the order was found: tiles, or images that all have one size.
         """
         if self.is_stated or self.order is None or not self.order.needs_grids:
             return True
@@ -115,7 +122,7 @@ class TowerSignals:
     def _stated_order(
         self, media: Sequence[MediaTokens], segments: Sequence[int]
     ) -> TowerOrder | None:
-        """Return the order that the family states; None: it states none that fits this tower."""
+        """Return the order that the family states, or None if none is stated that fits."""
         candidates = sum(tokens.candidates for tokens in media)
         stated = self._model.tower_order(sum(segments) // candidates)
         if stated is None:
@@ -129,22 +136,24 @@ class TowerSignals:
 
     @contextmanager
     def tapped(self) -> Iterator[Callable[[Sequence[MediaTokens]], Parts | None]]:
-        """Look into the attention while entered; what is yielded gives the signals of it.
+        """Record the attention while in this context, and yield a function that returns signals.
 
-        It is called with the items that the tower has seen since it was last called, and gives
-        signals of all their candidates, one item behind the other; None: they are not to be had.
+        Call the function with the items that the tower has seen since the last call. It returns the
+        signals of all their candidates, item by item, or None if they cannot be read.
         """
         needed = self.needed if self.order is not None else frozenset()
-        with SignalTap({self._attentions[SIGNALS[name].where] for name in needed}) as tap:
+        attentions = {self._attentions[SIGNALS[name].where] for name in needed}
+        calls = RecordedCalls(attentions)
 
-            def take(media: Sequence[MediaTokens]) -> Parts | None:
-                taken = tap.take()
-                return None if taken is None else self._signals(taken, media)
+        def take(media: Sequence[MediaTokens]) -> Parts | None:
+            taken = calls.take()
+            return None if taken is None else self._signals(taken, media)
 
+        with tapped(attentions, calls.add):
             yield take
 
     def _signals(self, taken: Taken, media: Sequence[MediaTokens]) -> Parts | None:
-        """Return the signals of the candidates of items; None: they are not to be had."""
+        """Return the signals of the candidates of items, or None if they cannot be read."""
         if self.order is None or not self._has_grids(media):
             return None
         segments = self.order.segments(media)
@@ -169,11 +178,10 @@ class TowerSignals:
 
 
 def _nearest_to_the_middle(segments: Mapping[Any, Sequence[int]], last: Any) -> Any:
-    """Return the attention nearest to the middle of a tower; the shallower of two.
+    """Return the attention nearest to the middle of a tower, the shallower one of two.
 
-    Of those only in which as many tokens see each other as in the last: others have windows.
-
-    segments: how many tokens see each other, for each attention in the order of the tower.
+    Only attentions with the same segments as the last one are considered; others have windows.
+    `segments` has the numbers of tokens that attend to each other, for each attention in order.
     """
     layers = list(segments)
     whole = [place for place, layer in enumerate(layers) if segments[layer] == segments[last]]
@@ -181,9 +189,10 @@ def _nearest_to_the_middle(segments: Mapping[Any, Sequence[int]], last: Any) -> 
 
 
 def _segments(module: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return how many tokens attend to each other. It waits for the device, at load alone.
+    """Return the numbers of tokens that attend to each other.
 
-    All as one, where vLLM's backend has bounds of another kind (FlashInfer's).
+    All tokens count as one segment if vLLM's backend has bounds of another kind (FlashInfer). This
+    waits for the device, but is called only at load.
     """
     query = args[0] if args else kwargs["query"]
     tokens = query.numel() // (module.num_heads * module.head_size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of a tower that is transformers' own: a module like vLLM's, for hooks to look into.
+"""A module like vLLM's attention, for hooks on towers that are transformers' own.
 
-There, query and key are numbers inside a forward method. But transformers looks up by name which
-function computes attention from them, and names are open to registration.
+In transformers, query and key are local values of a forward method. But transformers looks up the
+function that computes attention by name, and further names can be registered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = "anchorprune"
 
 
 class TransformersAttention(nn.Module):
-    """Gets query and key as vLLM's `MMEncoderAttention` does, and lets transformers go on."""
+    """Receives query and key like vLLM's `MMEncoderAttention`, and lets transformers compute."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -30,12 +30,15 @@ class TransformersAttention(nn.Module):
 
     @classmethod
     def inside(cls, attention: Any) -> TransformersAttention | None:
-        """Return the one inside an attention of transformers; None: it does not look it up."""
+        """Return the module inside an attention of transformers, adding it if there is none.
+
+        Returns None if this attention does not look up its function by name.
+        """
         found: TransformersAttention | None = getattr(attention, _NAME, None)
         if found is None and attention.config._attn_implementation in ALL_ATTENTION_FUNCTIONS:
             found = cls(attention)
             attention.add_module(_NAME, found)
-            # The config is shared by all layers, and the mask is made by the name in it.
+            # All layers share the config, and the mask is made by the name in it: change a copy.
             attention.config = copy(attention.config)
             attention.config._attn_implementation_internal = _NAME
             ALL_ATTENTION_FUNCTIONS.register(_NAME, _through_module)
@@ -44,7 +47,7 @@ class TransformersAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, owner: nn.Module, **others: Any
     ) -> Tensor:
-        """Return the output of an attention; like query, key and value [B, T, heads, head size]."""
+        """Return the output of an attention; all tensors are [B, T, heads, head size]."""
         by_head = (each.transpose(1, 2) for each in (query, key, value))
         output, _ = self._compute(owner, *by_head, **others)
         return output

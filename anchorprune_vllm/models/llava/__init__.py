@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLaVAs, whose relevance comes from a CLIP or SigLIP pair: text tower and vision tower."""
+"""The LLaVA models, whose relevance comes from the text and vision towers of CLIP or SigLIP."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images cut into crops at any resolution: which patches show the picture.
+"""Images that are cut into crops at any resolution: find the patches that show the image.
 
-Such an image is a base view (the whole picture, squeezed into one square tile) and a grid of crops.
-The grid is one of the model's pinpoints; the picture is scaled to fit and letterboxed. Patches in
-the padding are dropped by the model's own unpadding, and here by the same functions.
+Such an image becomes a base view (the whole image, squeezed into one square tile) and a grid of
+crops. The grid is one of the model's pinpoints; the image is scaled to fit it and letterboxed. The
+model drops patches in the padding, and the same functions drop them here.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ def unpruned_index_of_patches(
     tile_size: int,
     patch_size: int,
 ) -> Tensor:
-    """Where each patch stands among the tokens of the unpruned picture; -1 in the padding.
+    """Return the index of each patch among the unpruned tokens of an image; -1 in the padding.
 
-    There the base view comes first, then the picture row by row across the crops, with a newline
-    token behind each row.
+    Unpruned, the base view comes first, then the image row by row across the crops, with a newline
+    token after each row.
 
     Args:
-        image_size: height and width of the picture as it was given.
-        pinpoints: the model's grids, (height, width) in pixels each.
-        tile_size: side of the base view and of a crop, in pixels.
-        patch_size: side of a patch, in pixels.
+        image_size: Height and width of the image as it was given.
+        pinpoints: The model's grids, each (height, width) in pixels.
+        tile_size: The side of the base view and of a crop, in pixels.
+        patch_size: The side of a patch, in pixels.
 
     Returns:
-        [1 + crops, patches] int64: base view first, then crops row by row; patches row by row in
-        each. A CPU tensor.
+        An int64 CPU tensor [1 + crops, patches]: the base view first, then the crops row by row,
+        and patches row by row in each.
     """
     side = tile_size // patch_size
     rows, columns = get_anyres_image_grid_shape(image_size, list(pinpoints), tile_size)
     number = torch.arange(rows * columns * side * side).view(rows, columns, side, side)
-    # Patch numbers as they lie in the picture, and those left after unpadding.
+    # The patch numbers as they lie in the image, and those that are left after unpadding.
     picture = number.transpose(1, 2).reshape(1, rows * side, columns * side)
     left = unpad_image(picture, image_size)[0]
     height, width = left.shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models with a CLIP vision tower share."""
+"""The parts that models with a CLIP vision tower share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def encode_clip_tiles(model: Any, pixel_values: Tensor) -> MediaFeatures:
 
 
 class ClipPruningProcessor(ContrastivePruningProcessor):
-    """Mixin: prompts with K placeholders per image, queries written for CLIP's text tower."""
+    """A mixin that tokenizes questions for CLIP's text tower."""
 
     contrastive_family = CLIP
 
 
 class ClipPrunedModel(ContrastivePrunedModel):
-    """Mixin: list it before the vLLM model that it extends."""
+    """A mixin for models with a CLIP tower; list it before the vLLM model that it extends."""
 
     contrastive_family = CLIP
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models share whose vision tower is one half of a CLIP or SigLIP pair."""
+"""The parts that models share if their vision tower belongs to a CLIP or SigLIP pair."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from anchorprune_vllm.config import PruneConfig
 from anchorprune_vllm.log import active_line, logger
 from anchorprune_vllm.methods.registry import method_of
 from anchorprune_vllm.models.linear_positions import LinearPositionsModel
-from anchorprune_vllm.models.tower_taps import SIGNALS, Measure, SignalTap, Where, measured
 from anchorprune_vllm.signals.contrastive import (
     ContrastiveFamily,
     ContrastivePair,
     ContrastiveRelevance,
 )
 from anchorprune_vllm.signals.features import MediaFeatures, Relevance
+from anchorprune_vllm.worker.tower_taps import SIGNALS, Measure, Where, measured, tapped
 
 
 def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> MediaFeatures:
-    """Run a LLaVA-like model's tower on [B, 3, H, W] and take what is needed from its attention.
+    """Run the tower of a LLaVA-like model on tiles [B, 3, H, W].
 
-    Returns the context of all tiles and the signals of their tokens, [B, N, ...] each.
+    Returns the context of all tiles, and the signals of their tokens that the model's method needs
+    from the tower's attention, each [B, N, ...].
     """
     layers = model.vision_tower.vision_model.encoder.layers
-    # HiPrune sees objects in layer 9 of 24, and as deep in other towers.
+    # HiPrune finds objects in layer 9 of 24; in other towers, the same relative depth is used.
     middle = layers[model.config.vision_config.num_hidden_layers * 3 // 8]
     attentions: dict[Where, Any] = {
         "last": layers[-1].self_attn.attn,
         "middle": middle.self_attn.attn,
     }
-    tapped = {attentions[spec.where] for name, spec in SIGNALS.items() if name in model.needs}
-    with SignalTap(tapped) as tap:
+    batch, ranks = len(pixel_values), get_tensor_model_parallel_world_size()
+    needed = {name for name in SIGNALS if name in model.needs}
+    signals: dict[str, Tensor] = {}
+
+    # Measured at once: kept until the tower is through, queries and keys would add to its peak.
+    def measure(module: Any, query: Tensor, key: Tensor) -> None:
+        here = {name for name in needed if attentions[SIGNALS[name].where] is module}
+        segments = [len(query) // batch] * batch
+        signals.update(
+            measured(here, attentions, {module: (query, key)}, segments, ranks, importance)
+        )
+
+    with tapped({attentions[SIGNALS[name].where] for name in needed}, measure):
         hidden = model._image_pixels_to_features(model.vision_tower, pixel_values)
-    taken = tap.take()
-    if taken is None:
-        return MediaFeatures(hidden)
-    batch, tokens = hidden.shape[:2]
-    query, _ = next(iter(taken.values()))
-    segments = [len(query) // batch] * batch
-    ranks = get_tensor_model_parallel_world_size()
-    signals = measured(model.needs, attentions, taken, segments, ranks, importance)
-    # A tower with [CLS], the first token, may have dropped it from its output.
+    # A tower with a [CLS] token, which is the first one, may have dropped it from its output.
+    tokens = hidden.shape[1]
     by_tile = {
         name: signal.unflatten(0, (batch, -1))[:, -tokens:] for name, signal in signals.items()
     }
@@ -55,7 +60,7 @@ def encode_tiles(model: Any, pixel_values: Tensor, importance: Measure) -> Media
 
 
 class ContrastivePruningProcessor(PruningProcessor):
-    """Mixin: queries written for the text tower of the pair."""
+    """A mixin that tokenizes questions for the text tower of the pair."""
 
     contrastive_family: ContrastiveFamily
 
@@ -72,9 +77,9 @@ class ContrastivePruningProcessor(PruningProcessor):
 def text_encoder_of(
     family: ContrastiveFamily, vision_config: Any, config: PruneConfig
 ) -> str | None:
-    """Return the checkpoint of the text tower; None for methods that compare nothing with words.
+    """Return the checkpoint of the text tower, or None if the method does not use the question.
 
-    Raises ValueError if a text tower that is needed cannot be found.
+    Raises ValueError if a text tower is needed and cannot be found.
     """
     if "features" not in method_of(config).needs:
         return None
@@ -82,20 +87,20 @@ def text_encoder_of(
 
 
 def _as_buffers(pair: ContrastivePair) -> nn.Module:
-    """What a pair has on the device, as a part of the model that loads no weights.
+    """Return a module that holds the tensors of a pair as buffers, and loads no weights.
 
-    vLLM's deep sleep drops all memory, but saves and restores what the model has as buffers.
+    vLLM's deep sleep drops all memory, but saves and restores the buffers of the model.
     """
     holder = nn.Module()
     for number, tensor in enumerate(pair.tensors()):
-        # No checkpoint of the model has them: when vLLM loads weights again, it must not wait.
+        # No checkpoint has these tensors, so vLLM must not wait for them when it reloads weights.
         tensor.weight_loader_numel = 0  # type: ignore[attr-defined]
         holder.register_buffer(str(number), tensor, persistent=False)
     return holder
 
 
 class ContrastivePrunedModel(LinearPositionsModel):
-    """Mixin: list it before the vLLM model that it extends."""
+    """A mixin for models with a pair; list it before the vLLM model that it extends."""
 
     contrastive_family: ContrastiveFamily
     _pair: ContrastivePair | None = None
@@ -113,7 +118,8 @@ class ContrastivePrunedModel(LinearPositionsModel):
         if not isinstance(layer, int):
             raise ValueError(
                 f"anchorprune: this model takes a list of layers from its vision tower "
-                f"(vision_feature_layer {layer}); pruning needs a single number"
+                f"(vision_feature_layer {layer}), and pruning needs a single number; leave out "
+                "--anchorprune-budget to serve it unpruned"
             )
         if config.matching != "max":
             raise ValueError(
@@ -139,7 +145,7 @@ class ContrastivePrunedModel(LinearPositionsModel):
         return ContrastiveRelevance(self._pair, config.similarity)
 
     def _align(self, hidden: Tensor) -> Tensor | None:
-        """Return patches [..., D] in the pair's space [..., P]; None: nothing is compared."""
+        """Return patches [..., D] in the pair's space [..., P], or None if there is no pair."""
         return None if self._pair is None else self._pair.embed_patches(hidden)
 
     def _row_widths(self) -> dict[str, int]:

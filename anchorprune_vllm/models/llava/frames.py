@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of a video as tokens: pooled, in a line, with newline tokens among them.
+"""Pool the frames of a video and lay out their tokens, with newline tokens among them.
 
-The rules of the original LLaVA-Video code, LLaVA-VL's LLaVA-NeXT: `llava/model/llava_arch.py`.
+The rules are those of the original LLaVA-Video code, `llava/model/llava_arch.py` in LLaVA-NeXT of
+LLaVA-VL.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from torch import Tensor
 
 
 def pooled_side(side: int, mode: str, stride: int) -> int:
-    """Tokens in a row of a pooled frame that has `side` patches in a row."""
+    """Return the tokens in a row of a pooled frame that has `side` patches in a row."""
     return math.ceil(side / stride) if mode == "bilinear" else side // stride
 
 
 def pool_frames(frames: Tensor, mode: str, stride: int) -> Tensor:
-    """Square frames of patches [F, P, C] to [F, N, C]."""
+    """Pool square frames of patches [F, P, C] to tokens [F, N, C]."""
     side = math.isqrt(frames.shape[1])
     grid = frames.transpose(1, 2).unflatten(2, (side, side))  # [F, C, side, side]
     if mode == "average":
@@ -33,17 +34,20 @@ def pool_frames(frames: Tensor, mode: str, stride: int) -> Tensor:
 
 
 def newline_spacing(position: str, side: int) -> int | None:
-    """Tokens behind which a newline follows, in frames of `side` x `side`; None: none inside."""
+    """Return the number of tokens after which a newline follows, for frames of `side` x `side`.
+
+    Returns None if there are no newlines inside a video.
+    """
     return {"grid": side, "frame": side * side}.get(position)
 
 
 def count_newlines(position: str, frames: int, side: int) -> int:
-    """Newline tokens of a video."""
+    """Return the number of newline tokens of a video."""
     return {"grid": frames * side, "frame": frames, "one_token": 1, "no_token": 0}[position]
 
 
 def with_newlines(frames: Tensor, newline: Tensor, position: str) -> Tensor:
-    """Tokens [F, N, H] of a video in a line, newlines [H] among them: [T, H]."""
+    """Return the tokens [F, N, H] of a video in sequence, with newlines [H] inserted: [T, H]."""
     tokens = frames.flatten(0, 1)
     every = newline_spacing(position, math.isqrt(frames.shape[1]))
     if every is not None:
@@ -53,6 +57,6 @@ def with_newlines(frames: Tensor, newline: Tensor, position: str) -> Tensor:
 
 
 def unpruned_index_between_newlines(tokens: int, every: int | None) -> Tensor:
-    """Where tokens stand in a line that has a newline behind `every` of them: [tokens] int64."""
+    """Return the indices, int64 [tokens], of tokens with a newline after every `every` of them."""
     index = torch.arange(tokens)
     return index if every is None else index + index // every

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLaVA-1.5: 24 x 24 CLIP patches per image, one unit."""
+"""LLaVA-1.5, in which an image is one unit of 24 x 24 CLIP patches."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from anchorprune_vllm.worker.positions import MediaPositions
 
 
 class PrunedLlavaInfo(UnprunedLimits, LlavaProcessingInfo):
-    """vLLM's, with the largest item that a request may ask for."""
+    """vLLM's processing info of LLaVA-1.5, with the size of the largest unpruned image."""
 
 
 class PrunedLlavaProcessor(ClipPruningProcessor, LlavaMultiModalProcessor):
-    """LLaVA-1.5 prompts with K placeholders per image."""
+    """A processor of LLaVA-1.5 prompts with K placeholders per image."""
 
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
@@ -44,7 +44,7 @@ class PrunedLlavaProcessor(ClipPruningProcessor, LlavaMultiModalProcessor):
 
 
 class _Images:
-    """One call's images, as the pruner asks for them."""
+    """The images of one call, as a `MediaBatch`."""
 
     def __init__(self, model: PrunedLlava, pixel_values: Tensor) -> None:
         self._model = model
@@ -65,13 +65,13 @@ class _Images:
     def _pixels(self, items: list[int]) -> Tensor:
         if len(items) == len(self._pixel_values):
             return self._pixel_values
-        # Indexing with a list would copy it to the device and wait for that.
+        # Indexing with a list would copy the list to the device and wait for that.
         return torch.stack([self._pixel_values[i] for i in items])
 
 
 @prunes_with(PrunedLlavaProcessor, PrunedLlavaInfo)
 class PrunedLlava(ClipPrunedModel, LlavaForConditionalGeneration):
-    """vLLM's LLaVA, pruned when the HF config carries a budget."""
+    """vLLM's LLaVA-1.5, pruned if the HF config has a budget."""
 
     def _media(self, modality: str, kwargs: dict[str, Any], plans: Sequence[ItemPlan]) -> _Images:
         return _Images(self, self._parse_and_validate_image_input(**kwargs)["pixel_values"])

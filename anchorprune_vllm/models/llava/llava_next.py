@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLaVA-NeXT: a base view and high-resolution crops, each a unit of 24 x 24 CLIP patches.
+"""LLaVA-NeXT, whose units are a base view and crops of 24 x 24 CLIP patches each.
 
 Kept tokens come unit by unit, in raster order inside a unit, without the newline embeddings that
-the model puts behind the rows of an unpruned picture.
+the model puts after the rows of an unpruned image.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from anchorprune_vllm.worker.positions import MediaPositions
 
 
 def unpruned_index_of(hf_config: Any, image_size: Tensor) -> Tensor:
-    """Return where the patches of an image stand among its unpruned tokens, [units, patches].
+    """Return the indices [units, patches] of an image's patches among its unpruned tokens.
 
-    Processor and model both count with this; a patch of the letterbox padding is -1.
+    Patches in the letterbox padding have index -1. Processor and model both count with this.
 
-    image_size: [2], height and width, a CPU tensor.
+    `image_size` is a CPU tensor [2] with height and width.
     """
     height, width = image_size.tolist()
     vision = hf_config.vision_config
@@ -50,19 +50,19 @@ def unpruned_index_of(hf_config: Any, image_size: Tensor) -> Tensor:
 
 
 class PrunedLlavaNextInfo(UnprunedLimits, LlavaNextProcessingInfo):
-    """vLLM's, with the largest item that a request may ask for."""
+    """vLLM's processing info of LLaVA-NeXT, with the size of the largest unpruned image."""
 
 
 class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcessor):
-    """LLaVA-NeXT prompts with K placeholders per image."""
+    """A processor of LLaVA-NeXT prompts with K placeholders per image."""
 
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
     ) -> MediaTokens:
-        image_size: Any = item["image_sizes"].data  # it also reaches the model
+        image_size: Any = item["image_sizes"].data  # the model counts with the same field
         height, width = image_size.tolist()
         candidates = unpruned_index_of(self.info.get_hf_config(), image_size) >= 0
-        # What unpadding leaves of a crop is a rectangle.
+        # Unpadding leaves a rectangle of each crop.
         side = self.info.get_vision_encoder_info().get_patch_grid_length()
         widths = candidates.view(-1, side, side).any(dim=1).sum(dim=1)
         return MediaTokens(
@@ -73,7 +73,7 @@ class PrunedLlavaNextProcessor(ClipPruningProcessor, LlavaNextMultiModalProcesso
 
 
 class _Images:
-    """One call's images, as the pruner asks for them."""
+    """The images of one call, as a `MediaBatch`."""
 
     def __init__(self, model: PrunedLlavaNext, images: LlavaNextImagePixelInputs) -> None:
         self._model = model
@@ -84,7 +84,8 @@ class _Images:
     def encode(self, items: list[int]) -> list[MediaFeatures]:
         candidates = [self._unpruned_index(i) >= 0 for i in items]
         encoded = encode_clip_tiles(self._model, torch.cat([self._tiles[i] for i in items]))
-        # One index for all images. Of numbers: a mask would have to be counted on the device first.
+        # A single index serves all images. It has numbers, because a mask would first have to be
+        # counted on the device.
         numbers = torch.cat(candidates).flatten().nonzero().squeeze(1)
         index = to_device(numbers, encoded.rows.device)
         sizes = [int(patches.sum()) for patches in candidates]
@@ -110,7 +111,7 @@ class _Images:
 
 @prunes_with(PrunedLlavaNextProcessor, PrunedLlavaNextInfo)
 class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
-    """vLLM's LLaVA-NeXT, pruned when the HF config carries a budget."""
+    """vLLM's LLaVA-NeXT, pruned if the HF config has a budget."""
 
     @classmethod
     def check(cls, model_config: Any, config: PruneConfig) -> None:
@@ -118,7 +119,8 @@ class PrunedLlavaNext(ClipPrunedModel, LlavaNextForConditionalGeneration):
         if strategy != "default":
             raise ValueError(
                 f"anchorprune: this LLaVA-NeXT has vision_feature_select_strategy {strategy!r}; "
-                "only 'default' (patches without the class token) can be served"
+                "only 'default' (patches without the class token) can be pruned; leave out "
+                "--anchorprune-budget to serve it unpruned"
             )
         super().check(model_config, config)
 

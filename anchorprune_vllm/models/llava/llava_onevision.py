@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLaVA-OneVision: images of a base view and crops, and videos of pooled frames.
+"""LLaVA-OneVision, with images of a base view and crops, and videos of pooled frames.
 
-The model may scale the picture that its crops make up, and its tokens then belong to no crop any
-more: so an image has two units, the base view and that picture. A video has one for each frame.
-Kept tokens are in the model's own order, without its newline tokens.
+The model may scale the image that its crops make up, and tokens then no longer belong to single
+crops. An image therefore has two units, the base view and the scaled image. A video has one unit
+per frame. Kept tokens are in the model's own order, without its newline tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from anchorprune_vllm.signals.features import MediaFeatures
 from anchorprune_vllm.worker.positions import MediaPositions
 from anchorprune_vllm.worker.pruner import MediaBatch
 
-_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of so many, if they fit the context
+_PROFILED_FRAMES = 16  # vLLM reserves memory for a video of this length, if it fits the context
 
 
 class OnevisionPruningProcessor(SiglipPruningProcessor):
-    """Mixin over the processor of LLaVA-OneVision or a model like it."""
+    """A mixin over the processor of LLaVA-OneVision or a similar model."""
 
     def _count_tokens(
         self, modality: str, item: MultiModalKwargsItem, layout: PromptLayout
@@ -46,10 +46,10 @@ class OnevisionPruningProcessor(SiglipPruningProcessor):
         fields: Any = item.get_data()
         if modality == "video":
             return self._count_video(len(fields["pixel_values_videos"]))
-        return self._count_image(fields["image_sizes"].tolist())  # it also reaches the model
+        return self._count_image(fields["image_sizes"].tolist())
 
     def _count_video(self, frames: int) -> MediaTokens:
-        size = self.info.get_image_size_with_most_features()  # frames are scaled: any will do
+        size = self.info.get_image_size_with_most_features()  # any size: frames are scaled anyway
         sizes = {"image_width": size.width, "image_height": size.height}
         in_frame = self.info._get_num_frame_tokens(**sizes)
         return MediaTokens(
@@ -69,20 +69,20 @@ class OnevisionPruningProcessor(SiglipPruningProcessor):
             num_patch_height=grid[0],
             num_patch_width=grid[1],
         )
-        # A newline is behind every row; of a very flat picture nothing is left.
+        # There is one newline after each row. Nothing is left of a very flat image.
         width = shown // newlines if newlines else 0
         return MediaTokens(side * side + shown + newlines, (side * side, shown), (side, width))
 
 
 def grid_of(hf_config: Any, image_size: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of an image's crops; image_size: height and width."""
+    """Return the rows and columns of an image's crops, from its height and width."""
     return get_anyres_image_grid_shape(
         tuple(image_size), hf_config.image_grid_pinpoints, hf_config.vision_config.image_size
     )
 
 
 class _Images:
-    """One call's images, as the pruner asks for them."""
+    """The images of one call, as a `MediaBatch`."""
 
     project: Callable[[Tensor], Tensor] | None = None
 
@@ -96,7 +96,7 @@ class _Images:
         counts = [len(image) for image in tiles]
 
         def merge(patches: Tensor) -> list[Tensor]:
-            """[T, P, C] as the model lays each image out, without newlines: [N, C]."""
+            """Return tiles [T, P, C] as the model lays out each image, without newlines: [N, C]."""
             return [
                 self._model._merge_image_patch_embeddings(
                     self._sizes[i], image, strategy="spatial_unpad"
@@ -123,7 +123,7 @@ class _Images:
 
 
 class _Videos:
-    """One call's videos, as the pruner asks for them."""
+    """The videos of one call, as a `MediaBatch`."""
 
     project: Callable[[Tensor], Tensor] | None = None
 
@@ -132,7 +132,7 @@ class _Videos:
         self._videos = videos
 
     def encode(self, items: list[int]) -> list[MediaFeatures]:
-        # A long video is more than the unpruned engine ever gives to the tower at once.
+        # The tower gets a long video in parts, no larger than in an unpruned engine.
         at_once = self._model.frames_at_once()
         parts = [
             self._model.encode_items(pixels, self._pool)[0]
@@ -142,14 +142,14 @@ class _Videos:
         return MediaFeatures.joined(parts).regrouped(lambda part: part.split(sizes))
 
     def _pool(self, patches: Tensor) -> list[Tensor]:
-        """[F, P, C] to one item [N, C]."""
+        """Pool frames [F, P, C] to one item [N, C]."""
         return [self._model.apply_pooling(patches).flatten(0, 1)]
 
     def embed_unpruned(self, items: list[int]) -> Sequence[Tensor]:
         embeddings = LlavaOnevisionForConditionalGeneration.embed_multimodal(
             self._model, pixel_values_videos=[self._videos[i] for i in items]
         )
-        # Of videos that differ in length, vLLM gives [1, N, H].
+        # For videos that differ in length, vLLM returns [1, N, H].
         return [rows.flatten(0, -2) for rows in embeddings]
 
     def positions(self, item: int, plan: ItemPlan) -> MediaPositions | None:
@@ -160,7 +160,7 @@ class _Videos:
 
 
 class OnevisionPrunedModel(SiglipPrunedModel):
-    """Mixin over LLaVA-OneVision or a model like it."""
+    """A mixin over LLaVA-OneVision or a similar model."""
 
     apply_pooling: Any
 
@@ -172,26 +172,36 @@ class OnevisionPrunedModel(SiglipPrunedModel):
         return _Images(self, kwargs["pixel_values"], kwargs["image_sizes"])
 
     def frames_at_once(self) -> int:
-        """As many as vLLM may give to the tower when nothing is pruned."""
+        """Return the most frames that vLLM gives to the tower at once when nothing is pruned."""
         tokens = self.tokens_per_frame()
         profiled = min(_PROFILED_FRAMES, self._max_model_len // tokens)
         return max(1, profiled, self._max_encoder_tokens // tokens)
 
     def tokens_per_frame(self) -> int:
+        """Return the tokens of a pooled frame."""
         vision = self.config.vision_config
         return pooled_side(vision.image_size // vision.patch_size, "bilinear", stride=2) ** 2
 
     def newline_every(self) -> int | None:
-        """Tokens of a video behind which a newline follows; None: at most one, at its end."""
+        """Return the number of a video's tokens after which a newline follows.
+
+        Returns None if there is at most one newline, at the end.
+        """
         return None
 
 
 class OnevisionUnprunedLimits(UnprunedLimits):
-    """Mixin: vLLM's own constant is the largest image of one size of tiles, and not quite that."""
+    """A mixin that computes the size of the largest image.
+
+    vLLM's own constant is for one size of tiles, and is not exact even for that.
+    """
 
     @cached_property
     def _max_image_tokens(self) -> int:
-        """Of any picture: in each grid it may be letterboxed above and below, or at the sides."""
+        """Return the most tokens of any image.
+
+        In each grid, an image may be letterboxed above and below, or at the sides.
+        """
         info: Any = self
         config, side = info.get_hf_config(), info.get_vision_encoder_info().get_patch_grid_length()
         most = 0
@@ -216,13 +226,13 @@ class OnevisionUnprunedLimits(UnprunedLimits):
 
 
 class PrunedOnevisionInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
-    """vLLM's, with the largest item that a request may ask for."""
+    """vLLM's processing info of LLaVA-OneVision, with the sizes of the largest unpruned items."""
 
 
 class PrunedOnevisionProcessor(OnevisionPruningProcessor, LlavaOnevisionMultiModalProcessor):
-    """LLaVA-OneVision prompts with K placeholders per image or video."""
+    """A processor of LLaVA-OneVision prompts with K placeholders per image or video."""
 
 
 @prunes_with(PrunedOnevisionProcessor, PrunedOnevisionInfo)
 class PrunedOnevision(OnevisionPrunedModel, LlavaOnevisionForConditionalGeneration):
-    """vLLM's LLaVA-OneVision, pruned when the HF config carries a budget."""
+    """vLLM's LLaVA-OneVision, pruned if the HF config has a budget."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLaVA-Video in its original format, which vLLM does not know: with and without pruning.
+"""LLaVA-Video in its original format, which vLLM does not support, with and without pruning.
 
-Images are LLaVA-OneVision's. Frames are pooled, and newline tokens put among them, as the config
-says.
+Images are processed as in LLaVA-OneVision. The config says how frames are pooled and where newline
+tokens stand among them.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from anchorprune_vllm.models.llava.llava_video_config import (
 )
 from anchorprune_vllm.models.pruned_model import prunes_with
 
-_SAMPLED_FRAMES = 32  # from a video, unless --media-io-kwargs says otherwise
+_SAMPLED_FRAMES = 32  # frames that vLLM reads from a video, unless --media-io-kwargs differs
 
 
 def frame_side(config: LlavaVideoConfig) -> int:
-    """Tokens in a row of a frame."""
+    """Return the tokens in a row of a frame."""
     patches = config.vision_config.image_size // config.vision_config.patch_size
     return pooled_side(patches, config.mm_spatial_pool_mode, config.mm_spatial_pool_stride)
 
 
 class LlavaVideoInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
-    """What vLLM asks about LLaVA-Video's inputs. The checkpoint has no processor: it is made."""
+    """Processing info of LLaVA-Video, which makes the processor that the checkpoint lacks."""
 
     def get_hf_config(self) -> LlavaVideoConfig:
         return self.ctx.get_hf_config(LlavaVideoConfig)
@@ -71,7 +71,7 @@ class LlavaVideoInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
         tokenizer = self.get_tokenizer()
         ids = tuple(tokenizer.convert_tokens_to_ids(list(PLACEHOLDERS)))
         expected = (config.image_token_index, config.video_token_index)
-        if ids != expected:  # another vocabulary than Qwen2's
+        if ids != expected:  # the vocabulary is not that of Qwen2
             overrides = dict(zip(("image_token_index", "video_token_index"), ids, strict=True))
             raise ValueError(
                 f"llava_qwen: this tokenizer has {PLACEHOLDERS} at {ids}, the config at "
@@ -104,7 +104,7 @@ class LlavaVideoInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
         return num_frames * side * side + newlines
 
     def get_num_frames_with_most_features(self, seq_len: int, mm_counts: Mapping[str, int]) -> int:
-        """As many as vLLM's loader takes from a video, as far as the context allows."""
+        """Return the frames that vLLM's loader reads from a video, as far as the context allows."""
         media_io = self.ctx.get_mm_config().media_io_kwargs.get("video", {})
         sampled = media_io.get("num_frames", -1)
         videos = max(mm_counts.get("video", 0), 1)
@@ -118,7 +118,7 @@ class LlavaVideoInfo(OnevisionUnprunedLimits, LlavaOnevisionProcessingInfo):
     dummy_inputs=LlavaOnevisionDummyInputsBuilder,
 )
 class LlavaVideo(LlavaOnevisionForConditionalGeneration):
-    """LLaVA-Video on vLLM's LLaVA-OneVision."""
+    """LLaVA-Video, built on vLLM's LLaVA-OneVision."""
 
     config: LlavaVideoConfig
 
@@ -147,12 +147,12 @@ class LlavaVideo(LlavaOnevisionForConditionalGeneration):
 
 
 class PrunedLlavaVideoProcessor(OnevisionPruningProcessor, LlavaOnevisionMultiModalProcessor):
-    """LLaVA-Video prompts with K placeholders per image or video."""
+    """A processor of LLaVA-Video prompts with K placeholders per image or video."""
 
 
 @prunes_with(PrunedLlavaVideoProcessor, LlavaVideoInfo)
 class PrunedLlavaVideo(OnevisionPrunedModel, LlavaVideo):
-    """LLaVA-Video, pruned when the HF config carries a budget."""
+    """LLaVA-Video, pruned if the HF config has a budget."""
 
     @classmethod
     def prepare(cls, model_config: Any) -> None:
@@ -163,7 +163,8 @@ class PrunedLlavaVideo(OnevisionPrunedModel, LlavaVideo):
                 f"LlavaQwenForCausalLM needs {MODEL_TYPE!r} in its config.json"
             )
         config.check()
-        # Ours is registered by the plugin: the checkpoint's own has no placeholders.
+        # The plugin registers a tokenizer mode, because the checkpoint's tokenizer has no
+        # placeholders.
         if model_config.tokenizer_mode not in ("auto", "hf", MODEL_TYPE):
             raise ValueError(
                 f"llava_qwen: --tokenizer-mode {model_config.tokenizer_mode} has no placeholders "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original LLaVA-Video checkpoints (`model_type` `llava_qwen`) in terms of transformers.
+"""Config and tokenizer of the original LLaVA-Video checkpoints (`model_type` `llava_qwen`).
 
-Their config.json is a Qwen2 config with the vision settings beside it, and their tokenizer is
-Qwen2's, which has no placeholders. What the settings mean follows the original code, LLaVA-VL's
-LLaVA-NeXT: `llava/model/llava_arch.py`, `multimodal_encoder/siglip_encoder.py`.
+Their config.json is a Qwen2 config with vision settings beside it, and their tokenizer is that of
+Qwen2, which has no placeholders. The settings are read as in the original code, LLaVA-NeXT of
+LLaVA-VL: `llava/model/llava_arch.py` and `multimodal_encoder/siglip_encoder.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from vllm.tokenizers.hf import HfTokenizer, get_cached_tokenizer
 MODEL_TYPE = "llava_qwen"
 PLACEHOLDERS = ("<image>", "<video>")
 CHAT_TEMPLATE = Path(__file__).with_name("llava_video.jinja")
-"""The original code's way to write a conversation, for a tokenizer that has no template."""
+"""The chat template of the original code, for a tokenizer that has none."""
 
-# Of the whole tower: the model leaves out the last layer.
+# The sizes of whole towers; the model leaves out the last layer.
 _TOWERS: dict[str, dict[str, int]] = {
     "google/siglip-so400m-patch14-384": {
         "hidden_size": 1152,
@@ -38,7 +38,7 @@ _TOWERS: dict[str, dict[str, int]] = {
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "mm_spatial_pool_mode": ("average", "max", "bilinear"),
     "mm_newline_position": ("grid", "frame", "one_token", "no_token"),
-    # Of these the original code knows more than one.
+    # The original code has further choices for these settings, which are not supported here.
     "mm_patch_merge_type": ("spatial_unpad",),
     "image_aspect_ratio": ("anyres_max_9",),
     "mm_projector_type": ("mlp2x_gelu",),
@@ -48,13 +48,13 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 _TEXT_SETTINGS = {
     *(field.name for field in fields(Qwen2Config)),
-    *("rope_theta", "rope_scaling"),  # as older configs write it
+    *("rope_theta", "rope_scaling"),  # the spelling of older configs
 } - {field.name for field in fields(LlavaOnevisionConfig)}
 
 
 @strict
 class LlavaVideoConfig(LlavaOnevisionConfig):
-    """As LLaVA-OneVision's, with how frames are pooled and where newline tokens stand."""
+    """The config of LLaVA-OneVision, with how frames are pooled and where newline tokens stand."""
 
     model_type = MODEL_TYPE
 
@@ -89,9 +89,9 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
-        """Raise ValueError if a setting is not among those that can be served.
+        """Raise ValueError if a setting has a value that cannot be served.
 
-        To be called after vLLM's --hf-overrides, which are written into a config that is made.
+        Call this after vLLM has applied --hf-overrides, which it writes into the finished config.
         """
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
@@ -132,7 +132,7 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
 
 def read_pinpoints(written: str, tile: int) -> list[list[int]]:
-    """Grids written as a range of rows and columns, "(1x1),...,(6x6)", in pixels."""
+    """Return the grids of a range such as "(1x1),...,(6x6)" (rows x columns), in pixels."""
     pairs = re.findall(r"\((\d+)x(\d+)\)", written)
     if len(pairs) != 2:
         raise ValueError(
@@ -148,7 +148,7 @@ def read_pinpoints(written: str, tile: int) -> list[list[int]]:
 
 
 class LlavaVideoTokenizer:
-    """The checkpoint's tokenizer with the placeholders added: vLLM's prompts are written in it."""
+    """The checkpoint's tokenizer with the placeholders added, in which vLLM writes prompts."""
 
     @classmethod
     def from_pretrained(

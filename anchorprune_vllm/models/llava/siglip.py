@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models with a SigLIP vision tower share."""
+"""The parts that models with a SigLIP vision tower share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from anchorprune_vllm.signals.siglip import SIGLIP
 
 
 class SiglipPruningProcessor(ContrastivePruningProcessor):
-    """Mixin: prompts with K placeholders per item, queries written for SigLIP's text tower."""
+    """A mixin that tokenizes questions for SigLIP's text tower."""
 
     contrastive_family = SIGLIP
 
 
 class SiglipPrunedModel(ContrastivePrunedModel):
-    """Mixin: list it before the vLLM model that it extends."""
+    """A mixin for models with a SigLIP tower; list it before the vLLM model that it extends."""
 
     contrastive_family = SIGLIP
     modalities = ("image", "video")
@@ -37,17 +37,16 @@ class SiglipPrunedModel(ContrastivePrunedModel):
     ) -> list[MediaFeatures]:
         """Return the features of the items that tiles [B, 3, H, W] belong to.
 
-        Each field is pooled by itself, as pooling does not commute with what makes it of the
-        tower's rows.
-
-        lay_out: patches [B, P, C] to the tokens [N, C] of each item.
+        Each field is pooled separately, because pooling does not commute with the projection that
+        makes the field from the tower's rows. `lay_out` is a function from patches [B, P, C] to the
+        tokens [N, C] of each item.
         """
         encoded = encode_tiles(self, pixel_values, received_attention)
         hidden = encoded.rows
-        # Each field is laid out before the next is made: pooled, it is smaller.
+        # Each field is laid out before the next one is made, as it is smaller when pooled.
         parts = {"embeddings": lay_out(self.multi_modal_projector(hidden))}
         for name, part in encoded.parts().items():
-            # Of a token, [C] at a time.
+            # `lay_out` expects one vector [C] per token.
             laid_out = lay_out(part.flatten(2) if part.ndim > 2 else part[..., None])
             parts[name] = [tokens.reshape(-1, *part.shape[2:]) for tokens in laid_out]
         aligned = self._align(hidden)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 2 of one item on a CPU, compiled by numba: exact, with few of the N x K distances.
+"""Stage 2 of one item on a CPU, compiled by numba; exact, with few of the N x K distances.
 
 Scores only fall as the kept set grows, so an old score is an upper bound. The token with the best
-old score is compared with what was kept since it was last looked at; it is the choice if it stays
-on top, and otherwise waits at its new score. Most tokens are hardly looked at.
+old score is compared with the tokens that were kept since its last comparison. It is the choice if
+it stays on top; otherwise it waits with its new score. Most tokens are rarely compared.
 
 Distances are exact (`exact_cosine.py`), so it does not matter which of them are computed, or when.
-A product of 16-bit numbers tells first whether a distance can be a new minimum: its error has a
-bound, and it is twice as fast as one of float32, as it reads half as much.
+A product of 16-bit numbers first tells whether a distance can be a new minimum. Its error is
+bounded, and it is twice as fast as a product in float32, because it reads half as much.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import Tensor
 from anchorprune_vllm.selection.exact_cosine import GRID, MAX_DISTANCE
 from anchorprune_vllm.selection.scores import Score
 
-# llvmlite's library answers every name with a function of LLVM's, `__dict__` too. When an engine
-# starts on a CPU, vLLM looks into the `__dict__` of all there is, and would not start after this
-# import, as a second one in the same process does.
+# llvmlite's library returns a function of LLVM for every attribute name, even `__dict__`. When an
+# engine starts on a CPU, vLLM reads the `__dict__` of all objects, so a second engine in the same
+# process would fail to start after this import.
 ffi.lib._fntab["__dict__"] = {}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -35,15 +35,15 @@ _Floats = NDArray[Any]
 _Numbers = NDArray[Any]
 
 COARSE = 2.0**15 - 1
-"""Of the 16-bit grid. A row is this long on it: its products fit in 32 bits."""
+"""The scale of the 16-bit grid: rows have this length on it, so their products fit in 32 bits."""
 
 
 def _compiled(function: _Function) -> _Function:
-    """Without the interpreter's lock, sums in any order; kept on disk where there is a place."""
+    """Compile a function that releases the GIL and may sum in any order; cache it if possible."""
     options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
     try:
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+    except RuntimeError:  # neither the package's folder nor the user's cache is writable
         return numba.njit(**options)(function)
 
 
@@ -72,8 +72,8 @@ def _expand(
     chosen = np.empty(budget, np.int64)
     chosen[:count] = anchor
 
-    # Of each token: its unit row, a coarse one and half its square, once somebody looks at it; how
-    # many of the kept it was compared with; its distance to the nearest of them; its score by that.
+    # For each token: its unit row, coarse row and half square, made at its first comparison; the
+    # number of kept tokens it was compared with; its distance to the nearest one; its score.
     rows = np.empty((tokens, width), np.float32)
     coarse = np.empty((tokens, width), np.int16)
     half = np.empty(tokens)
@@ -91,7 +91,7 @@ def _expand(
         token = best[1]
         if compared[token] == count:
             chosen[count] = token
-            if not is_ready[token]:  # without an anchor, the first choice
+            if not is_ready[token]:  # only the first choice without an anchor
                 half[token] = _unit_row(features[token], rows[token], coarse[token])
             kept[count] = rows[token]
             kept_coarse[count] = coarse[token]
@@ -130,7 +130,10 @@ def _score(weight: float, novelty: float, adds: bool) -> float:
 
 @_compiled
 def _unit_row(features: _Floats, row: _Floats, coarse: _Numbers) -> float:
-    """`cosine.unit_rows` of one token, the same on the coarse grid, its `cosine.half_squares`."""
+    """Write the unit row of a token and its coarse row, and return half the square of the former.
+
+    These are `unit_rows` and `half_squares` of `exact_cosine.py`.
+    """
     norm = np.sqrt(_product(features, features))
     if 0 < norm < np.inf:
         for d in range(len(row)):
@@ -144,17 +147,17 @@ def _unit_row(features: _Floats, row: _Floats, coarse: _Numbers) -> float:
 
 @_compiled
 def _coarse_error(width: int) -> float:
-    """By how much 1 - coarse product may be off from the distance.
+    """Return the largest difference between a distance and 1 - coarse product.
 
-    Two rows off by half a step in each entry change their product by sqrt(width) / COARSE, to first
-    order. A tenth more is ample for the rest, and for lengths that are not quite 1.
+    Two rows that are off by half a step in each entry change their product by sqrt(width) / COARSE,
+    to first order. A tenth more covers the rest, and lengths that are not exactly 1.
     """
     return 1.1 * np.sqrt(width) / COARSE
 
 
 @_compiled
 def _first_near(coarse: _Numbers, kept: _Numbers, place: int, count: int, least: float) -> int:
-    """The first place from `place` on whose coarse product is above `least`, or `count`."""
+    """Return the first place from `place` on whose coarse product exceeds `least`, or `count`."""
     while place < count and _coarse_product(coarse, kept[place]) <= least:
         place += 1
     return place
@@ -163,7 +166,7 @@ def _first_near(coarse: _Numbers, kept: _Numbers, place: int, count: int, least:
 @_compiled
 def _coarse_product(one: _Numbers, other: _Numbers) -> np.int32:
     total = np.int32(0)
-    for d in range(len(one)):  # numba's own sum of 32-bit numbers would be one of 64 bits
+    for d in range(len(one)):  # numba would widen a plain sum of 32-bit numbers to 64 bits
         total = np.int32(total + np.int32(np.int32(one[d]) * np.int32(other[d])))
     return total
 
@@ -178,9 +181,9 @@ def _product(one: _Floats, other: _Floats) -> float:
 
 @_compiled
 def _tournament(score: _Floats) -> _Numbers:
-    """The token of the best score under each node of a binary tree; the winner of all is at 1.
+    """Return a binary tree with the best token under each node; the best of all is at node 1.
 
-    The lower of equals wins: tokens are the leaves in order, and the left one of a pair wins ties.
+    Ties go to the lower index: tokens are the leaves in order, and the left one of a pair wins.
     """
     leaves = 1
     while leaves < len(score):
@@ -194,7 +197,7 @@ def _tournament(score: _Floats) -> _Numbers:
 
 @_compiled
 def _play(best: _Numbers, score: _Floats, token: int) -> None:
-    """All matches of a token whose score has changed."""
+    """Update the tree for a token whose score has changed."""
     node = (len(best) // 2 + token) // 2
     while node:
         best[node] = _winner(best, score, node)
@@ -209,7 +212,7 @@ def _winner(best: _Numbers, score: _Floats, node: int) -> int:
 
 @_compiled
 def _second(best: _Numbers, score: _Floats, token: int) -> float:
-    """The best score of all the others: the best of those that a token has won against."""
+    """Return the best score of all other tokens, given the token that is currently best."""
     second = -np.inf
     node = len(best) // 2 + token
     while node > 1:

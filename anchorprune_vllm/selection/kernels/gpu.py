@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 2 on a GPU: the distances of all pairs of tokens, then the greedy loop, a kernel each.
+"""Stage 2 on a GPU: one kernel for the distances of all pairs of tokens, one for the greedy loop.
 
-The distances of an item are made once, by products on tensor cores, and kept as a matrix N x N in a
-workspace of bounded size. The greedy loop is one program per item: each step reads one row of that
-matrix, and its threads meet only to find the best score.
+The distances of an item are computed once, by products on tensor cores, and stored as an N x N
+matrix in a workspace of bounded size. The greedy loop is one program per item: each step reads one
+row of that matrix, and its threads synchronise only to find the best score.
 
 Neither kernel depends on what else is in the batch, so an item keeps the same tokens alone and
 among others, and on every rank. The products of copies of a token are equal to the last bit, and
@@ -26,33 +26,33 @@ from anchorprune_vllm.selection.device import to_device
 from anchorprune_vllm.selection.scores import Score
 
 WORKSPACE_BYTES = 2**30
-"""For the distances of all pairs: those of one item of 16,384 tokens, which is the largest image of
-a Qwen2.5-VL as it comes from the hub, or of 809 items of 576."""
+"""The memory for the distances of all pairs. It holds those of one item of 16,384 tokens, which is
+the largest image of a Qwen2.5-VL as published, or of 809 items of 576 tokens."""
 
 ORDER = {"BLOCK": 64, "num_warps": 4}
 LAST_TOKEN: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 class Expansion(NamedTuple):
-    """The tokens that were chosen of several items, one item behind the other."""
+    """The chosen tokens of several items, concatenated."""
 
-    chosen: Tensor  # [sum of K] int64, of each item the anchor first, then in the order of choice
-    ascending: Tensor  # [sum of K] int64, the same in native order
-    is_anchor: Tensor  # [sum of K] bool, of `ascending`
+    chosen: Tensor  # [sum of K] int64; for each item the anchor, then the order of choice
+    ascending: Tensor  # [sum of K] int64; the same tokens in native order
+    is_anchor: Tensor  # [sum of K] bool; which of `ascending` are the anchor
 
 
 class Item(NamedTuple):
-    """Where an item's tokens, distances and results are."""
+    """The places of an item's tokens, distances and results."""
 
-    first: int  # its first token, counted over all items
+    first: int  # the index of its first token among those of all items
     tokens: int  # N
-    place: int  # of its distances in the workspace
+    place: int  # the offset of its distances in the workspace
     budget: int  # K
-    result: int  # the place of its first result
+    result: int  # the offset of its first result
 
 
 def fits(tokens: int) -> bool:
-    """Return whether an item of so many tokens has its distances in the workspace."""
+    """Return whether the distances of an item with this many tokens fit in the workspace."""
     return 4 * tokens**2 <= WORKSPACE_BYTES
 
 
@@ -61,13 +61,13 @@ def expand(
 ) -> Expansion:
     """Choose the tokens of several items at once, each as `contextual_expansion` does.
 
-    An item too large for the workspace goes by the plain form, whose memory grows with its tokens.
+    An item too large for the workspace uses the plain form, whose memory grows linearly.
 
     Args:
-        rows: [T, D], the tokens of all items one behind the other.
-        sizes: the number of tokens of each item, T in all.
-        score: how tokens score, of weights [T].
-        anchor: [T] bool.
+        rows: The tokens of all items, concatenated, [T, D].
+        sizes: The number of tokens of each item, T in total.
+        score: The score of tokens, with weights [T].
+        anchor: The mask [T] of anchors.
         budgets: K of each item.
     """
     rows = rows.contiguous()
@@ -77,9 +77,9 @@ def expand(
 
 @cache
 def compile_for(device: torch.device, dtype: torch.dtype, width: int, adds: bool) -> None:
-    """Compile the kernels for rows of such a kind, whatever the sizes of items will be.
+    """Compile the kernels for rows of a dtype and width, for items of all sizes.
 
-    So a server is warm after its first item, of any size.
+    A server is thus warm after its first item, whatever its size.
     """
     row = torch.zeros(1, width, dtype=dtype, device=device)
     score = Score(torch.zeros(1, dtype=torch.float32, device=device), adds)
@@ -98,9 +98,9 @@ def _expand(
     budgets: Sequence[int],
     room: int = 1,
 ) -> Expansion:
-    """`expand`, by a loop with room for so many tokens of an item, or as many as there are."""
+    """Do what `expand` does, with a loop for items of at least `room` tokens."""
     squares = rows.new_empty(len(rows), dtype=torch.float32)
-    # Not halves of one tensor: for a pointer that is not aligned, kernels are compiled once more.
+    # These are not parts of one tensor, because Triton compiles again for unaligned pointers.
     chosen = rows.new_empty(sum(budgets), dtype=torch.int64)
     ascending = torch.empty_like(chosen)
     is_anchor = rows.new_empty(sum(budgets), dtype=torch.bool)
@@ -148,13 +148,13 @@ def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
 
 
 def loop_sizes(tokens: int) -> dict[str, int]:
-    """Return the block of `choose` for items of up to so many tokens."""
+    """Return the block size of `choose` for items of up to `tokens` tokens."""
     block = max(1024, triton.next_power_of_2(tokens))
     return {"BLOCK": block, "num_warps": min(32, block // 128)}
 
 
 def groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[Item]]:
-    """Cut items into runs whose distances fit the workspace together, or of one too large."""
+    """Group consecutive items whose distances fit in the workspace; too large ones are alone."""
     group: list[Item] = []
     first = place = result = 0
     for size, budget in zip(sizes, budgets, strict=True):
@@ -170,14 +170,14 @@ def groups(sizes: Sequence[int], budgets: Sequence[int]) -> Iterator[list[Item]]
 def pair_distances(
     rows: tl.tensor,  # [T, D]
     squares: tl.tensor,  # [T] float32: written if ONLY_SQUARES, else read
-    distances: tl.tensor,  # float32, written: [N, N] of each item, one behind the other
-    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
+    distances: tl.tensor,  # float32, written: [N, N] for each item, concatenated
+    items: tl.tensor,  # [B, 5] int64, an `Item` each
     width: tl.tensor,  # D
     ONLY_SQUARES: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:
-    """Multiply a block of an item's rows with another one, in the same order for every pair."""
+    """Compute the distances of two blocks of an item's rows, summing in one order for all pairs."""
     items += 5 * tl.program_id(1)
     first = tl.load(items)
     rows += first * width
@@ -189,7 +189,7 @@ def pair_distances(
     if ONLY_SQUARES:
         tile *= across + 1  # the diagonal
     own_tile, other_tile = tile // across, tile % across
-    if (own_tile < across) & (own_tile <= other_tile):  # the others are the same, transposed
+    if (own_tile < across) & (own_tile <= other_tile):  # other tiles are transposes of these
         own = own_tile * BLOCK + tl.arange(0, BLOCK)
         other = other_tile * BLOCK + tl.arange(0, BLOCK)
         column = tl.arange(0, DEPTH)
@@ -211,7 +211,7 @@ def pair_distances(
             own_points = (own_square > 0) & (own_square < float("inf"))
             other_points = (other_square > 0) & (other_square < float("inf"))
             has_direction = own_points[:, None] & other_points[None, :]
-            # The product of copies is their square: their quotient is exactly 1.
+            # The product of two copies equals their squares, so the quotient is exactly 1.
             length = tl.where(
                 own_square[:, None] == other_square[None, :],
                 own_square[:, None],
@@ -234,18 +234,18 @@ def pair_distances(
 
 @triton.jit
 def choose(
-    distances: tl.tensor,  # float32, of `pair_distances`
+    distances: tl.tensor,  # float32, from `pair_distances`
     weights: tl.tensor,  # [T] float32
     anchor: tl.tensor,  # [T] bool
-    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
-    chosen: tl.tensor,  # int64, written: K of each item, the anchor first, then in order of choice
+    items: tl.tensor,  # [B, 5] int64, an `Item` each
+    chosen: tl.tensor,  # int64, written: K of each item, the anchor, then the order of choice
     ADDS: tl.constexpr,  # whether a score is weight plus novelty, or weight times novelty
     BLOCK: tl.constexpr,  # a power of 2, N or more
 ) -> None:
-    """Choose the tokens of one item, each the best given those before it; ties: lower index.
+    """Choose the tokens of one item, each the best given those before it; the lower index of ties.
 
-    What is known of the tokens stays in registers. A step reads one row of distances, and threads
-    meet only to find the best score.
+    The state of all tokens stays in registers. A step reads one row of distances, and threads
+    synchronise only to find the best score.
     """
     items += 5 * tl.program_id(0)
     first = tl.load(items)
@@ -255,7 +255,7 @@ def choose(
     result = tl.load(items + 4)
     token = tl.arange(0, BLOCK)
     exists = token < tokens
-    # What is taken, or does not exist, scores below zero, and so below all others.
+    # Tokens that are taken or do not exist score below zero, and so below all others.
     TAKEN: tl.constexpr = -float("inf") if ADDS else -1.0
     novelty = tl.where(exists, 2.0, TAKEN)
 
@@ -272,8 +272,8 @@ def choose(
     weight = tl.load(weights + first + token, mask=exists, other=0.0)
     for step in range(anchored, budget):
         score = weight + novelty if ADDS else weight * novelty
-        # The bits of floats, read as whole numbers, order those above zero as they are, and before
-        # all below. Behind them comes the token: the lower wins ties.
+        # Read as integers, the bits of positive floats have the order of the floats, and exceed
+        # those of all negative ones. The lower bits hold the token: the lower index wins ties.
         bits = score.to(tl.int32, bitcast=True).to(tl.int64)
         best = tl.max((bits << 32) | (LAST_TOKEN - token), 0)
         choice = LAST_TOKEN - (best & LAST_TOKEN).to(tl.int32)
@@ -291,21 +291,21 @@ def novelty_after(
     tokens: tl.tensor,  # N
     TAKEN: tl.constexpr,
 ) -> tl.tensor:
-    """Return how novel tokens are once a choice is made: the kept set is no farther than it."""
+    """Return the novelty of tokens after a choice: the smaller of the old one and its distance."""
     distance = tl.load(distances + choice * tokens + token, mask=exists, other=2.0)
     return tl.where(token == choice, TAKEN, tl.minimum(novelty, distance))
 
 
 @triton.jit
 def put_in_native_order(
-    chosen: tl.tensor,  # int64, of `choose`
+    chosen: tl.tensor,  # int64, from `choose`
     anchor: tl.tensor,  # [T] bool
-    items: tl.tensor,  # [B, 5] int64, of each item an `Item`
+    items: tl.tensor,  # [B, 5] int64, an `Item` each
     ascending: tl.tensor,  # int64, written: K of each item in native order
     is_anchor: tl.tensor,  # bool, written: which of those are the anchor
     BLOCK: tl.constexpr,
 ) -> None:
-    """Put a block of an item's choices where they belong: behind all that have a lower index."""
+    """Put a block of an item's choices in native order, each after all with a lower index."""
     items += 5 * tl.program_id(1)
     first = tl.load(items)
     budget = tl.load(items + 3).to(tl.int32)
@@ -315,7 +315,7 @@ def put_in_native_order(
     place = tl.zeros([BLOCK], tl.int32)
     for start in range(0, budget, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        # What is beyond the budget comes last, and so before nothing.
+        # Places beyond the budget get the largest index, so they come before no token.
         others = tl.load(chosen + result + other, mask=other < budget, other=LAST_TOKEN)
         place += tl.sum((others[None, :] < token[:, None]).to(tl.int32), 1)
     tl.store(ascending + result + place, token, mask=own < budget)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 1 on a GPU: how far the ranks are from the first K_min, then where anchors end.
+"""Stage 1 on a GPU: one kernel for the novelty of ranks, one to find where anchors end.
 
 Neither kernel depends on what else is in the batch, so a unit has the same anchor alone and among
 others, and on every rank.
@@ -30,17 +30,17 @@ def relevance_anchors(
     tau: float,
     patience: int,
 ) -> list[Tensor]:
-    """Mark the anchor tokens of every unit of every item, as `anchorprune.relevance_anchor` does.
+    """Return the anchors of all units of all items, as `anchorprune.relevance_anchor` finds them.
 
     Args:
-        relevance: per item [N_i], larger is more relevant.
-        features: per item [N_i, D], the space in which novelty is measured.
-        units: per item, the units that have an anchor; at least one.
-        tau: the cosine distance above which a token counts as novel.
-        patience: the number of novel tokens at which an anchor ends.
+        relevance: The relevance of each item's tokens, [N_i]; larger is more relevant.
+        features: The features of each item with which novelty is measured, [N_i, D].
+        units: The units of each item that have an anchor, at least one.
+        tau: The cosine distance above which a token counts as novel.
+        patience: The number of novel tokens at which an anchor ends.
 
     Returns:
-        Per item [N_i] bool.
+        A mask [N_i] for each item.
     """
     ranking = rank_units(relevance, units)
     count, ranks = ranking.token.shape
@@ -59,20 +59,20 @@ def relevance_anchors(
 
 
 class Ranking(NamedTuple):
-    """The tokens of U units by falling relevance, as far as an anchor can reach."""
+    """The tokens of U units by descending relevance, as far as an anchor can reach."""
 
-    bounds: Tensor  # [U, 5] int64: a `Unit`, and where its item begins among the tokens of all
-    token: Tensor  # [U, ranks] int64, counted within the item; behind a unit's end, any of them
+    bounds: Tensor  # [U, 5] int64: a `Unit`, and the index of its item's first token among all
+    token: Tensor  # [U, ranks] int64, counted within the item; arbitrary after a unit's end
 
 
 def rank_units(relevance: Sequence[Tensor], units: Sequence[Sequence[Unit]]) -> Ranking:
-    """Rank the tokens within each unit, ties to the lower index; all units in one padded batch.
+    """Rank the tokens within each unit, in one padded batch; ties go to the lower index.
 
-    Every shape follows from `units`, which the host knows: the host never waits for the device.
+    All shapes follow from `units`, which the host knows, so it never waits for the device.
 
     Args:
-        relevance: per item [N_i], larger is more relevant.
-        units: per item, the units that have an anchor; at least one.
+        relevance: The relevance of each item's tokens, [N_i]; larger is more relevant.
+        units: The units of each item that have an anchor, at least one.
     """
     lengths = [len(scores) for scores in relevance]
     offsets = [sum(lengths[:item]) for item in range(len(lengths))]
@@ -83,8 +83,7 @@ def rank_units(relevance: Sequence[Tensor], units: Sequence[Sequence[Unit]]) -> 
     bounds = to_device(table, device)
     first, size, _, _, offset = bounds[:, :, None].unbind(1)
 
-    # Padding is last: -inf, as a score that is not a number, and behind those because its index is
-    # higher.
+    # Padding comes last: it is -inf like NaN scores, and comes after them by its higher index.
     place = torch.arange(longest, device=device)
     scores = torch.cat(list(relevance)).to(working_dtype(device))
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -103,8 +102,8 @@ def tile_sizes(dtype: torch.dtype) -> dict[str, int]:
 @triton.jit(do_not_specialize=["ranks"])
 def measure_novelty(
     rows: tl.tensor,  # [T, D]
-    bounds: tl.tensor,  # [U, 5] int64, of `Ranking`
-    tokens: tl.tensor,  # [U, ranks] int64, of `Ranking`
+    bounds: tl.tensor,  # [U, 5] int64, from `Ranking`
+    tokens: tl.tensor,  # [U, ranks] int64, from `Ranking`
     novelty: tl.tensor,  # [U, ranks] float32, written: the distance to the nearest of the K_min
     width: tl.tensor,  # D
     ranks: tl.tensor,
@@ -112,7 +111,7 @@ def measure_novelty(
     SEEDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:
-    """Measure a block of a unit's ranks against the first K_min of them."""
+    """Compute the distances of a block of a unit's ranks to the nearest of its first K_min."""
     unit = tl.program_id(1)
     minimum = tl.load(bounds + 5 * unit + 2).to(tl.int32)
     offset = tl.load(bounds + 5 * unit + 4)
@@ -142,7 +141,7 @@ def measure_novelty(
         length = tl.sqrt_rn(own_square)[:, None] * tl.sqrt_rn(other_square)[None, :]
         cosine = tl.div_rn(products, tl.where(has_direction, length, 1.0))
         distance = tl.where(has_direction, 1 - cosine, 1.0)
-        # Sums and products are added up in unlike orders: a copy may seem to be a bit away.
+        # Squares and products are summed in different orders, so a copy may seem slightly away.
         distance = tl.where(distance < ROUNDING, 0.0, distance)
         distance = tl.where((seed < minimum)[None, :], distance, float("inf"))
         nearest = tl.minimum(nearest, tl.min(distance, 1))
@@ -151,8 +150,8 @@ def measure_novelty(
 
 @triton.jit(do_not_specialize=["patience", "ranks"])
 def mark_anchors(
-    bounds: tl.tensor,  # [U, 5] int64, of `Ranking`
-    tokens: tl.tensor,  # [U, ranks] int64, of `Ranking`
+    bounds: tl.tensor,  # [U, 5] int64, from `Ranking`
+    tokens: tl.tensor,  # [U, ranks] int64, from `Ranking`
     novelty: tl.tensor,  # [U, ranks] float32
     anchor: tl.tensor,  # [T] bool, written where it is true
     tau: tl.tensor,
@@ -160,7 +159,7 @@ def mark_anchors(
     ranks: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Mark the anchor of one unit: a rank is in while fewer than `patience` novel ones came."""
+    """Mark the anchor of one unit: ranks with fewer than `patience` novel ones before them."""
     unit = tl.program_id(0)
     minimum = tl.load(bounds + 5 * unit + 2).to(tl.int32)
     maximum = tl.load(bounds + 5 * unit + 3).to(tl.int32)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of signals for one kind of device; each gives what the form in torch does."""
+"""Signals computed by kernels for one kind of device, with the same results as in torch."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Received attention in two Triton kernels, each launched once for all segments and heads.
 
-The first takes the logarithm of each row's sum, the second adds up the columns of the rows that are
-divided by it. A program owns some rows, or columns, of one head and goes through the other side of
-its segment in order: nothing is added atomically, so numbers are the same in every run.
+The first kernel computes the logarithm of each row's sum; the second divides rows by these sums and
+adds up the columns. A program owns some rows (or columns) of one head and goes through the other
+side of its segment in order. Nothing is added atomically, so results are the same in every run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from torch import Tensor
 
 from anchorprune_vllm.selection.device import to_device
 
-# With fewer warps, blocks of float32 do not stay in registers.
+# With fewer warps, blocks of float32 would not fit in registers.
 LAUNCH = {"num_warps": 8, "num_stages": 2}
 
 
 def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scale: float) -> Tensor:
-    """`received_in_blocks`, on a GPU. The host does not wait for it.
+    """Compute `received_in_blocks` on a GPU; the host does not wait for it.
 
-    query, key: [T, heads, head_size]; segments: their lengths, T in all; returns float32 [T].
+    Query and key are [T, heads, head_size], the lengths of segments add up to T, and the result is
+    float32 [T].
     """
     query, key = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key))
     tokens, heads, head_size = query.shape
     sizes = block_sizes(head_size, query.element_size())
     blocks = to_device(_blocks(segments, sizes["OWN"]), query.device)
     log_sums = query.new_empty(heads, tokens, dtype=torch.float32)
-    # Not half of one tensor: for a pointer that is not aligned, kernels are compiled once more.
+    # This is not half of one tensor, because Triton compiles again for unaligned pointers.
     received = torch.empty_like(log_sums)
     for kernel in (row_log_sums, column_means):
         kernel[(len(blocks), heads)](
             *(query, key, log_sums, received, blocks, tokens),
             *(query.stride(0), query.stride(1), key.stride(0), key.stride(1)),
-            scale * math.log2(math.e),  # GPUs have powers of two
+            scale * math.log2(math.e),  # the kernels use powers of two, which GPUs compute natively
             **sizes,
             **LAUNCH,
         )
@@ -47,11 +48,11 @@ def received_attention(query: Tensor, key: Tensor, segments: Sequence[int], scal
 
 
 def block_sizes(head_size: int, element_size: int) -> dict[str, int]:
-    """What the kernels have to know when they are compiled.
+    """Return the compile-time constants of the kernels.
 
-    OWN: rows of a program, 32 KiB; OTHER: rows of the other side that it takes at a time. With two
-    of those under way, a multiprocessor of an A100 runs two programs. float32 is multiplied without
-    tensor cores, and needs more registers: fewer rows.
+    OWN is the number of rows of a program, 32 KiB; OTHER is the number of rows of the other side
+    that it loads at a time. With two of those in flight, a multiprocessor of an A100 runs two
+    programs. float32 is multiplied without tensor cores and needs more registers, hence fewer rows.
     """
     channels = max(16, triton.next_power_of_2(head_size))
     own = min(256, max(128, 2**15 // channels)) // element_size
@@ -59,7 +60,7 @@ def block_sizes(head_size: int, element_size: int) -> dict[str, int]:
 
 
 def _blocks(segments: Sequence[int], size: int) -> Tensor:
-    """For each block of tokens: where its segment begins, how long that is, its place in it."""
+    """Return, for each block of tokens, its segment's start and length and its place in it."""
     blocks = [
         (end - length, length, first)
         for end, length in zip(accumulate(segments), segments, strict=True)
@@ -130,12 +131,12 @@ def column_means(
     key += begin * key_stride + head * key_head_stride
     log_sums += head * tokens + begin
     own = _rows(key, key_stride, first, length, OWN, HEAD_SIZE, CHANNELS)
-    weights = tl.zeros([OWN, OTHER], tl.float32)  # added up once: threads share a row
+    weights = tl.zeros([OWN, OTHER], tl.float32)  # summed after the loop, as threads share a row
     for start in range(0, length, OTHER):
         other = _rows(query, query_stride, start, length, OTHER, HEAD_SIZE, CHANNELS)
         logits = tl.dot(own, tl.trans(other), input_precision="ieee") * scale
         rows = start + tl.arange(0, OTHER)
-        # Behind the segment, infinity: no weight.
+        # Rows after the end of the segment get infinity, and so no weight.
         log_sum = tl.load(log_sums + rows, mask=rows < length, other=float("inf"))
         weights += tl.exp2(logits - log_sum[None, :])
     places = first + tl.arange(0, OWN)
@@ -145,7 +146,7 @@ def column_means(
 
 @triton.jit
 def _block(blocks: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """This program's row of `blocks`; begin is wide, as offsets may be beyond 2^31."""
+    """Return this program's row of `blocks`; the start is int64, as offsets may exceed 2^31."""
     blocks += 3 * tl.program_id(0)
     return tl.load(blocks).to(tl.int64), tl.load(blocks + 1), tl.load(blocks + 2)
 
@@ -160,7 +161,7 @@ def _rows(
     HEAD_SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, CHANNELS] from a row on; zeros behind the segment and the head."""
+    """Load rows [ROWS, CHANNELS] from `first` on; zeros beyond the segment and the head size."""
     rows = first + tl.arange(0, ROWS)
     channels = tl.arange(0, CHANNELS)
     exists = (rows < length)[:, None] & (channels < HEAD_SIZE)[None, :]

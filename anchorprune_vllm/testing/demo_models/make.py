@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models that can be pruned, made in a second, without a GPU or a network.
+"""Make tiny models that can be pruned, in a second, without a GPU or a network.
 
 vLLM and transformers load them like the real ones. The weights are random, but for two models that
-are trained and come with this package. Many more families: `anchorprune_vllm.testing.tiny_models`.
+are trained and come with this package.
 """
 
 import hashlib
@@ -12,36 +12,36 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
-from anchorprune_vllm.testing.demo_models.llava import PATCH, write_llava, write_llava_next
-from anchorprune_vllm.testing.demo_models.onevision import write_llava_video, write_onevision
-from anchorprune_vllm.testing.demo_models.qwen import write_qwen2_5_vl
+from anchorprune_vllm.testing.demo_models import llava, qwen
 from anchorprune_vllm.testing.demo_models.random_weights import TINY, Config, Sizes
-from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
+from anchorprune_vllm.testing.tiny_models.description import PATCH
 
-_RECIPE = 1  # raise it when the same parameters begin to give other bytes
+_RECIPE = 1  # Raise it when the same arguments begin to give other bytes.
 _RECORD = "demo_model.json"
 _TEXT_ENCODERS = ("clip", "siglip")
 _IMAGE_SIZE = 168
 
-ARCHITECTURES = {
-    "llava-1.5": write_llava,
-    "llava-next": write_llava_next,
-    "qwen2.5-vl": write_qwen2_5_vl,
-    "llava-onevision": write_onevision,
-    "llava-video": write_llava_video,
+DEMO_MODELS: dict[str, Callable[[Path, int, int, Sizes], None]] = {
+    "llava-1.5": llava.write_llava,
+    "llava-next": partial(llava.write_llava, with_crops=True),
+    "qwen2.5-vl": qwen.write_qwen2_5_vl,
+    "llava-onevision": llava.write_onevision,
+    "llava-video": llava.write_llava_video,
 }
-"""With random weights, of any sizes; the families of `tiny_models` have one size each."""
+"""The models with random weights of any size; those of `TINY_MODELS` have one size each."""
 
 TRAINED: dict[str, Mapping[str, Any]] = {
     "llava-1.5": {"similarity": "raw"},
     "qwen2.5-vl": {"matching": "mean"},
 }
-"""The architectures that also come with trained weights, and the settings to prune them with.
+"""The demo models that also come with trained weights, and the settings to prune them with.
 
 They answer questions about coloured shapes (examples/train_demo). The patches of the small CLIP are
 most similar to the words that are true of them, while those of OpenAI's are least similar. And the
@@ -58,34 +58,35 @@ def make_demo_model(
     image_size: int = _IMAGE_SIZE,
     sizes: Sizes = TINY,
 ) -> None:
-    """Write a model to `directory`, its text encoder under it, unless they are there.
+    """Write a model to `directory`, and its text encoder under it, unless they are there.
 
-    `arch` is one of `ARCHITECTURES` or of `tiny_models.FAMILIES`; the latter have fixed sizes.
+    `arch` is one of `DEMO_MODELS` or of `TINY_MODELS`; the latter have fixed sizes.
 
-    Same arguments, same bytes. An image (llava-next: each of its tiles) is (image_size / 14)²
-    visual tokens; to qwen2.5-vl a small one is, and a large one up to 9 times as many.
-    Answers are words and end only at `max_tokens`. The model appears under its name when it is
-    complete, not before. Raises ValueError rather than overwrite anything.
+    The same arguments give the same bytes. An image (of llava-next: each of its tiles) has
+    (image_size / 14)² visual tokens; for qwen2.5-vl a small one has, and a large one up to 9 times
+    as many. Answers are words and end only at `max_tokens`. The model appears under its name when
+    it is complete, not before. Raises ValueError rather than overwrite anything.
     """
-    if arch in FAMILIES:
+    wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed}
+    if tiny := TINY_MODELS.get(arch):
         if image_size != _IMAGE_SIZE or sizes != TINY:
             raise ValueError(f"arch is {arch!r}: its sizes are fixed, give no image_size or sizes")
-        wanted: Config = {"recipe": _RECIPE, "arch": arch, "seed": seed}
-        _make(directory, wanted, lambda model: describe_family(arch).write(model, seed))
+        _make(directory, wanted, lambda model: tiny.write(model, seed))
         return
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"arch is {arch!r}: give one of {', '.join([*ARCHITECTURES, *FAMILIES])}")
+    if arch not in DEMO_MODELS:
+        names = ", ".join([*DEMO_MODELS, *TINY_MODELS])
+        raise ValueError(f"arch is {arch!r}: give one of {names}")
     if image_size < PATCH or image_size % PATCH:
         raise ValueError(f"image_size is {image_size}: give a positive multiple of {PATCH}")
-    wanted = {"recipe": _RECIPE, "arch": arch, "seed": seed, "image_size": image_size}
+    wanted["image_size"] = image_size
     if sizes != TINY:
         wanted["sizes"] = asdict(sizes)
-    write = ARCHITECTURES[arch]
+    write = DEMO_MODELS[arch]
     _make(directory, wanted, lambda model: write(model, seed, image_size, sizes))
 
 
 def make_trained_model(directory: Path, arch: str = "llava-1.5") -> None:
-    """Write the trained model of an architecture to `directory`, as `make_demo_model` does."""
+    """Write a trained demo model to `directory`, as `make_demo_model` does."""
     if arch not in TRAINED:
         raise ValueError(f"arch is {arch!r}: give one that is trained, {' or '.join(TRAINED)}")
     files = _TRAINED_FILES / arch
@@ -97,7 +98,7 @@ def make_trained_model(directory: Path, arch: str = "llava-1.5") -> None:
 
 
 def _make(directory: Path, wanted: Config, write: Callable[[Path], object]) -> None:
-    """Make the wanted model by `write`, unless it is there."""
+    """Make the wanted model with `write`, unless it is there."""
     directory = Path(directory).resolve()
     if _is_complete(directory, wanted):
         return
@@ -109,18 +110,18 @@ def _make(directory: Path, wanted: Config, write: Callable[[Path], object]) -> N
         (model / _RECORD).write_text(record + "\n", encoding="utf-8")
         try:
             model.rename(directory)
-        except OSError:  # another process may have been faster: its model is as good as ours
+        except OSError:  # Another process may have been faster: its model is as good as this one.
             if not _is_complete(directory, wanted):
                 raise
 
 
 def find_text_encoder(model: Path) -> Path | None:
-    """The paired CLIP or SigLIP under a demo model's directory; None: it needs none."""
+    """Return the paired CLIP or SigLIP under a demo model's directory; None if it needs none."""
     return next((model / name for name in _TEXT_ENCODERS if (model / name).is_dir()), None)
 
 
 def pruning_flags(model: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags of `vllm serve` for a demo model's text encoder, and for some settings."""
+    """Return the flags of `vllm serve` for a demo model's text encoder and these settings."""
     text_encoder = find_text_encoder(model)
     return [
         *(["--anchorprune-text-encoder", str(text_encoder)] if text_encoder else []),
@@ -129,39 +130,28 @@ def pruning_flags(model: Path, settings: Mapping[str, Any]) -> list[str]:
 
 
 def describe(directory: Path) -> str:
-    """One line: architecture, visual tokens per image, parameters, size on disk, vLLM's flags."""
+    """Describe a demo model in one line, from its architecture to the flags to serve it with."""
     directory = Path(directory)
-    pair = find_text_encoder(directory)
-    more = f" (and its text encoder's {_parameters(pair):.2f} M)" if pair else ""
-    return (
-        f"{_architecture_and_visual_tokens(directory)}, "
-        f"{_parameters(directory):.2f} M parameters{more}, "
-        f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
-        f"{_flags(directory)}"
-    )
-
-
-def _architecture_and_visual_tokens(directory: Path) -> str:
-    arch = _read_json(directory / _RECORD)["arch"]
-    if arch in FAMILIES:
-        checkpoint = describe_family(arch)
-        small, large = checkpoint.visual_tokens
-        return (
-            f"{checkpoint.architecture_name}: {small} visual tokens for an image of 300x200 "
-            f"pixels, {large} for one of 1200x900"
-        )
-    config = _read_json(directory / "config.json")
-    return f"{config['architectures'][0]}: {_visual_tokens(directory, config)}"
-
-
-def _flags(directory: Path) -> str:
     record = _read_json(directory / _RECORD)
-    arch = record["arch"]
-    arguments = describe_family(arch).engine_arguments if arch in FAMILIES else {}
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in arguments.items()]
-    if "weights" in record:
-        flags.append(shlex.join(pruning_flags(directory, TRAINED[arch])))
-    return f"; serve it with {' '.join(flags)}" if flags else ""
+    if tiny := TINY_MODELS.get(record["arch"]):
+        architecture, (small, large) = tiny.architecture, tiny.visual_tokens
+        tokens = (
+            f"{small} visual tokens for an image of 300x200 pixels, {large} for one of 1200x900"
+        )
+        options = tiny.engine_arguments.items()
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options)
+    else:
+        config = _read_json(directory / "config.json")
+        architecture, tokens = config["architectures"][0], _visual_tokens(directory, config)
+        is_trained = "weights" in record
+        flags = shlex.join(pruning_flags(directory, TRAINED[record["arch"]])) if is_trained else ""
+    beside = find_text_encoder(directory)
+    more = f" (and its text encoder's {_parameters(beside):.2f} M)" if beside else ""
+    return (
+        f"{architecture}: {tokens}, {_parameters(directory):.2f} M parameters{more}, "
+        f"{sum(_file_sizes(directory).values()) / 1e6:.1f} MB on disk"
+        f"{f'; serve it with {flags}' if flags else ''}"
+    )
 
 
 def _visual_tokens(directory: Path, config: Config) -> str:
@@ -177,22 +167,19 @@ def _visual_tokens(directory: Path, config: Config) -> str:
     crops = max((height * width // tile**2 for height, width in pinpoints), default=0)
     tiles = f" tile, a base view and up to {crops} crops" if crops else " image"
     side = tile // PATCH
-    pooled = f"; {(side // 2) ** 2} per frame" if _takes_frames(config) else ""
+    takes_frames = config["model_type"] in ("llava_onevision", "llava_qwen")
+    pooled = f"; {(side // 2) ** 2} per frame" if takes_frames else ""
     return f"{side**2} visual tokens per{tiles}{pooled}"
 
 
-def _takes_frames(config: Config) -> bool:
-    return config["model_type"] in ("llava_onevision", "llava_qwen")
-
-
 def _parameters(directory: Path) -> float:
-    """In millions."""
+    """Return the number of a checkpoint's parameters in millions."""
     (path,) = directory.glob("*.safetensors")
     return sum(weight.numel() for weight in load_file(path).values()) / 1e6
 
 
 def _is_complete(directory: Path, wanted: Config) -> bool:
-    """Whether the wanted model is there; False if nothing is; ValueError if something else is."""
+    """Tell whether the wanted model is there; raises ValueError if something else is."""
     if not directory.exists():
         return False
     remedy = "remove it, or choose another directory"

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers of the demo models: the pipelines of the real ones, with a small vocabulary."""
+"""Tokenizers and chat templates: the pipelines of the real ones, with a small vocabulary."""
 
 import io
 import json
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Sequence
 
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as splitters
 from tokenizers import processors as wrappers
+from transformers import CLIPTokenizer
 
-# The answers' vocabulary. Each is one token, and so are the words that often begin a prompt.
+# The vocabulary of answers. Each is one token, as are the words that often begin a prompt.
 WORDS = """
 a an the is are was it this that there here what which who where when why how many much not no yes
 and or of in on at by to from with under over near behind between left right top bottom middle
@@ -26,10 +29,43 @@ holding looking eating playing wearing riding sleeping see show tell describe co
 """
 _PROMPT_WORDS = "USER ASSISTANT What Which Who Where When Why How Is Are Does Describe Read"
 _CHAT_WORDS = "system user assistant You helpful"
+QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+# Images, videos and text in the order of the message, in ChatML.
+_CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+DEFAULT_SYSTEM{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{ IMAGE }}
+{%- elif part['type'] == 'video' -%}{{ VIDEO }}
+{%- elif part['type'] == 'text' -%}{{ part['text'] }}
+{%- endif -%}{%- endfor -%}{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+_DEFAULT_SYSTEM = """\
+{%- if loop.first and message['role'] != 'system' -%}
+{{ '<|im_start|>system\\nSYSTEM<|im_end|>\\n' }}
+{%- endif -%}
+"""
+
+
+def chat_template(image: str, video: str = "", system: str = "") -> str:
+    """Return a ChatML template with these texts for an image, a video and the default system."""
+    default = _DEFAULT_SYSTEM.replace("SYSTEM", system) if system else ""
+    texts = {"DEFAULT_SYSTEM": default, "IMAGE": json.dumps(image), "VIDEO": json.dumps(video)}
+    return re.sub("|".join(texts), lambda found: texts[found[0]], _CHAT_TEMPLATE)
+
+
+def padded_vocabulary(size: int) -> int:
+    """Return the rows of an embedding table, of which there are more than tokens, as on the hub."""
+    return math.ceil(size / 64) * 64
 
 
 def _learn_merges(words: list[str], suffix: str = "") -> list[tuple[str, str]]:
-    """Byte-pair merges, learned until every word is one token."""
+    """Learn byte-pair merges until every word is one token."""
     learner = Tokenizer(models.BPE(end_of_word_suffix=suffix))
     learner.pre_tokenizer = splitters.WhitespaceSplit()
     # Ties go by id, and the ids of suffixed letters by the order of a hash map, unless given.
@@ -42,13 +78,13 @@ def _learn_merges(words: list[str], suffix: str = "") -> list[tuple[str, str]]:
 
 
 def _number(*groups: Iterable[str]) -> dict[str, int]:
-    """Token → id, in order of first appearance."""
+    """Number tokens in order of first appearance."""
     tokens = dict.fromkeys(token for group in groups for token in group)
     return {token: i for i, token in enumerate(tokens)}
 
 
-def make_llama_tokenizer(extra_specials: list[str], more_words: str = "") -> Tokenizer:
-    """Llama's pipeline: `▁` for a space, bytes for unknown characters, `<s>` put before."""
+def make_llama_tokenizer(extra_specials: Sequence[str], more_words: str = "") -> Tokenizer:
+    """Make Llama's pipeline: `▁` for a space, bytes for unknown characters, `<s>` put before."""
     first_words = (_PROMPT_WORDS + " " + more_words).split()
     words = ["▁" + word for word in WORDS.split() + first_words]
     merges = _learn_merges(words + first_words)
@@ -62,37 +98,24 @@ def make_llama_tokenizer(extra_specials: list[str], more_words: str = "") -> Tok
     to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*to_text, decoders.Strip(" ", 1, 0)])
     tokenizer.post_processor = wrappers.TemplateProcessing("<s> $A", None, [("<s>", ids["<s>"])])
-    specials += extra_specials
+    specials += [*extra_specials]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
     return tokenizer
 
 
 def make_clip_tokenizer(more_words: str = "") -> Tokenizer:
-    """CLIP's pipeline: lower case, bytes, `</w>` at the end of a word, start and end token."""
+    """Make CLIP's pipeline: lower case, bytes, `</w>` after a word, a start and an end token."""
     merges = _learn_merges(WORDS.split() + more_words.split(), suffix="</w>")
     letters = sorted(splitters.ByteLevel.alphabet())
     last_letters = [letter + "</w>" for letter in letters]
-    start, end = "<|startoftext|>", "<|endoftext|>"
-    # The end token has the highest id: there CLIP pools (see _clip_config).
-    ids = _number(letters, last_letters, (a + b for a, b in merges), [start, end])
-    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=end, end_of_word_suffix="</w>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
-    )
-    word = Regex(r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
-    split = splitters.Split(word, behavior="removed", invert=True)
-    to_bytes = splitters.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = splitters.Sequence([split, to_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = wrappers.RobertaProcessing(
-        (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
-    )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (start, end)])
+    specials = ["<|startoftext|>", "<|endoftext|>"]  # CLIP pools at the highest id.
+    ids = _number(letters, last_letters, (a + b for a, b in merges), specials)
+    tokenizer: Tokenizer = CLIPTokenizer(vocab=ids, merges=merges).backend_tokenizer
     return tokenizer
 
 
-def make_qwen_tokenizer(specials: list[str], more_words: str = "") -> Tokenizer:
-    """Qwen2's pipeline: bytes, `Ġ` for a space before a word, nothing put before or after."""
+def make_qwen_tokenizer(specials: Sequence[str], more_words: str = "") -> Tokenizer:
+    """Make Qwen2's pipeline: bytes, `Ġ` for a space before a word, nothing put before or after."""
     first_words = f"{_PROMPT_WORDS} {_CHAT_WORDS} {more_words}".split()
     merges = _learn_merges(["Ġ" + word for word in WORDS.split() + first_words] + first_words)
     ids = _number(sorted(splitters.ByteLevel.alphabet()), (a + b for a, b in merges))
@@ -111,7 +134,7 @@ def make_qwen_tokenizer(specials: list[str], more_words: str = "") -> Tokenizer:
 
 
 def make_siglip_tokenizer() -> bytes:
-    """SigLIP's: a sentencepiece file, with an end token and none to start with."""
+    """Make SigLIP's: a sentencepiece file, with an end token and none to start with."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(WORDS.split()),

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.support.reference.base import is_image
 from tests.support.reference.tiles import TiledReference
 
 
@@ -25,25 +28,40 @@ class ReferenceInternVL(TiledReference):
 class ReferenceInternVLChat(ReferenceInternVL):
     """Its own format, whose weights transformers reads as those of Qianfan-OCR.
 
-    Tiles are cut as in the code that came with the weights.
+    Tiles are cut as in the code that came with the weights, and the frames of a video numbered.
     """
 
-    placeholders = ("<image>",)
+    placeholders = ("<image>", "<video>")
+    row_tokens = ("<IMG_CONTEXT>", "<|video_pad|>")
 
-    def _preprocess(self, media: Image.Image) -> Tensor:
-        (side, _), most = self.model.config.vision_config.image_size, 6
-        columns, rows = _shape(media, side, most)
-        whole = media.resize((columns * side, rows * side))
-        tiles = [
-            whole.crop((x * side, y * side, (x + 1) * side, (y + 1) * side))
-            for y in range(rows)
-            for x in range(columns)
-        ]
-        if len(tiles) > 1:
-            tiles.append(media.resize((side, side)))
+    def _written(self, media: Any) -> list[int]:
+        if is_image(media):
+            return super()._written(media)
+        rows = self.row_tokens[1] * self._size()
+        frames = (f"Frame{number + 1}: <img>{rows}</img>" for number in range(len(media[0])))
+        return self.tokenizer("".join(frames), add_special_tokens=False).input_ids
+
+    def _preprocess(self, media: Any) -> Tensor:
+        side, _ = self.model.config.vision_config.image_size
+        if is_image(media):
+            tiles = _tiles(media, side)
+        else:
+            tiles = [Image.fromarray(frame).resize((side, side)) for frame in media[0]]
         pixels = torch.tensor(np.stack([np.asarray(tile) for tile in tiles])) / 255
         mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
         return ((pixels - mean) / deviation).permute(0, 3, 1, 2)
+
+
+def _tiles(image: Image.Image, side: int) -> list[Image.Image]:
+    """Tiles row by row, and the whole image behind them."""
+    columns, rows = _shape(image, side, most=6)
+    whole = image.resize((columns * side, rows * side))
+    tiles = [
+        whole.crop((x * side, y * side, (x + 1) * side, (y + 1) * side))
+        for y in range(rows)
+        for x in range(columns)
+    ]
+    return [*tiles, image.resize((side, side))] if len(tiles) > 1 else tiles
 
 
 def _shape(image: Image.Image, side: int, most: int) -> tuple[int, int]:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from tests.support.dialects import in_dialect
+from tests.support.reference.base import is_image
 from tests.support.reference.selection import Tokens, select_from_each_unit
 from tests.support.reference.words import WordMatchingReference
 
@@ -142,14 +144,16 @@ class ReferenceLlama4(_Divided):
         return super()._received(weights)[:, :-1]  # behind the patches is the class token
 
 
-class ReferenceGemma4(TiledReference):
-    """One unit of any sides. Patches have places, and those of padding are negative.
+class ReferenceGemma4(_Divided):
+    """One unit of any sides; of a video, one for each frame, which is an image with fewer tokens.
+
+    All text of a video stays. Patches have places, and those of padding are negative.
 
     A second embedding of each token goes into the layers of the language model. It lies behind the
     columns of the token itself; that of a visual token is the first of the vocabulary's.
     """
 
-    placeholders = ("<|image|>",)
+    placeholders = ("<|image|>", "<|video|>")
 
     def _load(self, model: Path) -> None:
         super()._load(model)
@@ -158,24 +162,51 @@ class ReferenceGemma4(TiledReference):
         self.embed_words = lambda ids: torch.cat([embed(ids), per_layer(ids)], dim=-1)
 
     def unit_sizes(self, media: Any) -> list[int]:
-        return [len(self._rows(media))]
+        return [len(rows) for rows in self._once(media, self._units)]
+
+    def _images(self, media: Any) -> list[Any]:
+        """Pixels of an image, or of each frame of a video, and where its patches are."""
+        process = self.processor.image_processor
+        if is_image(media):
+            return [process(media, return_tensors="pt")]
+        most = self.processor.video_processor.max_soft_tokens
+        frames = map(Image.fromarray, media[0])
+        return [process(each, max_soft_tokens=most, return_tensors="pt") for each in frames]
+
+    def _units(self, media: Any) -> list[Tensor]:
+        embed = self.model.model.get_image_features
+        return [
+            embed(each.pixel_values, each.image_position_ids).pooler_output[0]
+            for each in self._once(media, self._images)
+        ]
 
     def _rows(self, media: Any) -> Tensor:
-        inputs = self._once(media, self._inputs)
-        output = self.model.model.get_image_features(inputs.pixel_values, inputs.image_position_ids)
-        return output.pooler_output[0]
+        return torch.cat(self._once(media, self._units))
 
     def embed(self, media: Any) -> Tensor:
         rows = self._rows(media)
         first = self.embed_words(torch.zeros(len(rows), dtype=torch.long))
         return torch.cat([rows, first[:, self.width :]], dim=1)
 
+    def _text_that_stays(self, media: Any, kept: list[int]) -> list[int]:
+        places = range(len(self._once(media, self._written)))
+        return sorted({*places} - {*self._places_of(media)})
+
     def received_attention(self, media: Any) -> np.ndarray:
-        (places,) = self._once(media, self._inputs).image_position_ids
-        is_patch = places[:, 0] >= 0
+        images = self._once(media, self._images)
         with attention_of(self._tower()) as seen:
-            self._rows(media)
-        weights = seen[0][0][:, is_patch][:, :, is_patch].double()  # of real patches alone
+            self._units(media)
+        return np.concatenate(
+            [
+                self._received_by_tokens(weights[0], image.image_position_ids[0])
+                for weights, image in zip(seen, images, strict=True)
+            ]
+        )
+
+    def _received_by_tokens(self, weights: Tensor, places: Tensor) -> np.ndarray:
+        """From attention [heads, patches, patches] and the patches' columns and rows."""
+        is_patch = places[:, 0] >= 0
+        weights = weights[:, is_patch][:, :, is_patch].double()  # of real patches alone
         side = self.model.config.vision_config.pooling_kernel_size
         columns, rows = (places[is_patch] // side).T
         token = rows * (columns.max() + 1) + columns

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.commands.checks import check_model, check_out
+from anchorprune_vllm.commands.checks import check_model, check_out, check_plot
 
 
 def test_where_results_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +46,9 @@ def test_models(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"is no model: there is no config\.json in it"):
         check_model(str(tmp_path))
+
+
+def test_matplotlib_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'anchorprune-vllm\[eval\]'"):
+        check_plot()

@@ -36,7 +36,8 @@ def test_methods(texts: list[str], labels: list[str]) -> None:
 def test_options_have_their_types() -> None:
     (method,) = parse_methods(["anchorprune:tau=0.1,patience=2,min_anchor=null"])
     config = PruneConfig.from_dict({"budget": 8, **method.settings()})
-    assert (config.tau, config.patience, config.min_anchor) == (0.1, 2, None)
+    anchor = config.anchor
+    assert (anchor.tau, anchor.patience, anchor.min_anchor) == (0.1, 2, None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anchorprune_vllm.commands.engine_options import check_engine_options, refusal
+from anchorprune_vllm.commands.checks import check_engine_options, refusal
 from anchorprune_vllm.commands.eval.engine import check_engine
 
 

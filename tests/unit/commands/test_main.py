@@ -10,7 +10,7 @@ import pytest
 
 from anchorprune_vllm.commands.main import main
 from anchorprune_vllm.testing.demo_models import make
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, TRAINED
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS, TRAINED
 from anchorprune_vllm.testing.demo_models.random_weights import TINY
 
 SERVE = ["bench", "serve", "--shape", "llava-1.5"]
@@ -21,7 +21,7 @@ def record_of(model: Path) -> dict[str, Any]:
     return json.loads((model / "demo_model.json").read_text())
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", DEMO_MODELS)
 def test_demo_model_with_random_weights(
     arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,7 +37,7 @@ def test_demo_model_with_random_weights(
 def test_demo_model_is_trained_unless_there_is_a_seed(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ARCHITECTURES[arch](tmp_path / "package" / arch, 5, 28, TINY)
+    DEMO_MODELS[arch](tmp_path / "package" / arch, 5, 28, TINY)
     monkeypatch.setattr(make, "_TRAINED_FILES", tmp_path / "package")
     assert main(["demo-model", str(tmp_path / "model"), "--arch", arch]) == 0
     assert "4 visual tokens per" in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_benchmarks_that_cannot_start(
             ["demo-model", "d", "--arch", "x"],
             "invalid choice: 'x' (choose from 'llava-1.5', ",
         ),
-        (["demo", "--arch", "x"], f"--arch {{{','.join(ARCHITECTURES)}}}]"),
+        (["demo", "--arch", "x"], f"--arch {{{','.join(DEMO_MODELS)}}}]"),
         (["bench"], "the following arguments are required: KIND"),
         (["bench", "parts", "--repeats", "-1"], "is not a whole number of at least 1"),
         (["bench", "serve"], "one of the arguments --shape --model is required"),

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from vllm.config.model import ModelDType
 
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.main import _parser, main
 from anchorprune_vllm.commands.options import DTYPES, engine_args
 
@@ -36,14 +36,17 @@ def parse(*args: str) -> Any:
 )
 def test_methods_and_budgets(command: tuple[str, ...], given: list[str]) -> None:
     args = parse(*command, *given)
-    assert args.methods == [Method("scope"), Method("anchorprune", (("patience", 2), ("tau", 0.1)))]
+    assert args.methods == [
+        ChosenMethod("scope"),
+        ChosenMethod("anchorprune", (("patience", 2), ("tau", 0.1))),
+    ]
     assert args.budgets == ["8", "5.6%"]
 
 
 @pytest.mark.parametrize("command", ALL)
 def test_defaults_are_not_added_to(command: tuple[str, ...]) -> None:
     default = parse(*command)
-    assert default.methods == [Method("anchorprune")]
+    assert default.methods == [ChosenMethod("anchorprune")]
     assert "11.1%" in default.budgets
     assert parse(*command, "--methods", "scope", "--budgets", "8").budgets == ["8"]
     assert parse(*command).methods == default.methods

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from anchorprune_vllm.commands.bench.served import served_model
-from anchorprune_vllm.commands.bench.shapes import SHAPES
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.bench.served import checkpoint
+from anchorprune_vllm.commands.bench.shapes import MODEL_SHAPES
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.main import _parser
 from tests.support.examples import Script
 
@@ -51,20 +51,15 @@ def test_it_runs_the_papers_budgets() -> None:
     for command, (name, budgets) in zip(commands, BUDGETS.items(), strict=True):
         args = _parser().parse_args(command[1:])  # as the command itself reads them
         assert (args.budgets, args.concurrency, args.requests) == (budgets, [1, 8, 32], 50)
-        assert (args.out, args.methods) == (Path("bench-throughput") / name, [Method("divprune")])
-        assert args.vllm_video_pruning == (name == "qwen2.5-vl-video")
-        if name in SHAPES:
-            assert (args.media.frames > 1) == (SHAPES[name].media.frames > 1)
-        # And as it is served.
-        model = served_model(
-            shape=None,
-            model=args.model,
-            scale=None,
-            media=args.media,
-            text_encoder=None,
-            server_args=args.server_args,
-            directory=Path("unused"),
+        assert (args.out, args.methods) == (
+            Path("bench-throughput") / name,
+            [ChosenMethod("divprune")],
         )
+        assert args.vllm_video_pruning == (name == "qwen2.5-vl-video")
+        if name in MODEL_SHAPES:
+            assert (args.media.frames > 1) == (MODEL_SHAPES[name].media.frames > 1)
+        # And as it is served.
+        model = checkpoint(args.model, args.media, None, args.server_args)
         pooled = ["--hf-overrides", '{"mm_spatial_pool_mode": "average"}']
         assert list(model.flags) == (pooled if name == "llava-video" else [])
 

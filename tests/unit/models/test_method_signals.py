@@ -13,18 +13,18 @@ import torch
 
 from anchorprune_vllm.methods import registry
 from anchorprune_vllm.methods.controls import uniform_grid
-from anchorprune_vllm.models import tower_taps
 from anchorprune_vllm.models.llava import clip as clip_tower
 from anchorprune_vllm.models.llava import siglip as siglip_tower
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.signals.contrastive import ContrastivePair
 from anchorprune_vllm.signals.word_matching import WordMatching
 from anchorprune_vllm.testing.local_model import LocalModel
+from anchorprune_vllm.testing.selections import recorded_selections
+from anchorprune_vllm.worker import tower_taps
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.models import with_videos
 from tests.support.pictures import clip, picture
 from tests.support.reference import Reference
-from tests.support.selections import recorded_selections
 
 
 @registry.method("importance", "features", "projected", "keys", "object_attention")

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from anchorprune_vllm.testing.local_model import LocalModel
+from anchorprune_vllm.testing.selections import recorded_selections
 from tests.support.dialects import in_dialect
 from tests.support.families import LINEAR_ATTENTION, prompt_for
 from tests.support.pictures import QUESTIONS, clip, picture
 from tests.support.reference import Reference
-from tests.support.selections import recorded_selections
 
 MEDIA = {
     "small": picture(1, (300, 200)),

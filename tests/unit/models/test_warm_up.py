@@ -18,9 +18,9 @@ from anchorprune_vllm.models import pruned_model
 from anchorprune_vllm.plan import PlanFields, read_counts
 from anchorprune_vllm.selection.kernels import cpu
 from anchorprune_vllm.testing.local_model import LocalModel
+from anchorprune_vllm.testing.selections import recorded_selections
 from tests.support.dialects import in_dialect, prompt_of
 from tests.support.pictures import QUESTIONS, picture
-from tests.support.selections import recorded_selections
 
 pytestmark = pytest.mark.usefixtures("rank")
 

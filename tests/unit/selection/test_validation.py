@@ -39,7 +39,7 @@ CASES = [
     (
         "importance",
         torch.arange(6) - 1.5,
-        "importance has values below 0, as -1.5; give 0 or more.",
+        "importance has values below 0, such as -1.5; give 0 or more.",
     ),
     ("importance", NAN, "importance has values that are NaN or infinite; give finite ones."),
     ("relevance", torch.rand(7), "relevance has shape [7]; give [6], a row for each token."),

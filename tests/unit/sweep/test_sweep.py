@@ -14,12 +14,12 @@ import pytest
 
 from anchorprune_vllm.commands.models.record import Record, Trial, read_record
 from anchorprune_vllm.models import ARCHITECTURES
-from anchorprune_vllm.testing.tiny_models import describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 from tests.support.asking import Answer
 from tests.support.families import FAMILIES, LINEAR_ATTENTION
 from tests.support.reference import REFERENCES
 from tests.sweep import __main__ as sweep
-from tests.sweep.page import PAGE, page_of
+from tests.sweep.page import PAGE, with_architectures
 from tests.sweep.trial import Asked, Item, are_positions_kept, is_counted
 
 BEGUN = Trial("tiny", "Tiny", "begun")
@@ -117,10 +117,11 @@ def test_positions() -> None:
 
 
 def test_the_page_is_written_from_the_record() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page_of(read_record())
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_architectures(page, read_record())
 
 
 def test_the_record_knows_all_references_and_each_is_compared() -> None:
     assert read_record().references == sorted(REFERENCES)
-    compared = {describe_family(name).architecture_name for name in (*FAMILIES, *LINEAR_ATTENTION)}
+    compared = {TINY_MODELS[name].architecture for name in (*FAMILIES, *LINEAR_ATTENTION)}
     assert {*REFERENCES} == compared | ARCHITECTURES.keys()

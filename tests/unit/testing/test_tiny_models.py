@@ -11,11 +11,11 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor, BatchFeature
 
 from anchorprune_vllm.testing.demo_models.make import describe, make_demo_model
-from anchorprune_vllm.testing.tiny_models import FAMILIES, describe_family
+from anchorprune_vllm.testing.tiny_models import TINY_MODELS
 
 Models = Callable[[str], Path]
 
-OF_TRANSFORMERS = [family for family in FAMILIES if family != "pixtral"]
+HUB_FORMAT = [name for name, tiny in TINY_MODELS.items() if tiny.file_format == "hub"]
 
 
 @pytest.fixture(scope="module")
@@ -57,32 +57,32 @@ def visual_tokens(model: Path, *images: Image.Image) -> int:
     return (processed(model, *images)["input_ids"] == token_id).sum().item()
 
 
-@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+@pytest.mark.parametrize("family", HUB_FORMAT)
 def test_config_names_the_architecture(family: str, models: Models) -> None:
     config = AutoConfig.from_pretrained(models(family))
-    assert config.architectures == [describe_family(family).architecture_name]
+    assert config.architectures == [TINY_MODELS[family].architecture]
 
 
-@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+@pytest.mark.parametrize("family", HUB_FORMAT)
 def test_visual_tokens_are_as_declared(family: str, models: Models) -> None:
-    small, large = describe_family(family).visual_tokens
+    small, large = TINY_MODELS[family].visual_tokens
     assert visual_tokens(models(family), noise(300, 200)) == small
     assert visual_tokens(models(family), noise(1200, 900)) == large
     assert 16 <= small <= large <= 400
 
 
-@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+@pytest.mark.parametrize("family", HUB_FORMAT)
 def test_processor_takes_several_images(family: str, models: Models) -> None:
-    if describe_family(family).max_images == 1:  # all that vLLM serves it with
+    if TINY_MODELS[family].max_images == 1:  # all that vLLM serves it with
         return
     both = visual_tokens(models(family), noise(300, 200), noise(200, 320))
     assert both > visual_tokens(models(family), noise(300, 200))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_MODELS)
 def test_bytes_depend_on_the_seed_alone(family: str, models: Models, tmp_path: Path) -> None:
-    describe_family(family).write(tmp_path / "same", seed=0)
-    describe_family(family).write(tmp_path / "other", seed=1)
+    TINY_MODELS[family].write(tmp_path / "same", seed=0)
+    TINY_MODELS[family].write(tmp_path / "other", seed=1)
     one, same, other = (
         {path.name: path.read_bytes() for path in directory.iterdir()}
         for directory in (models(family), tmp_path / "same", tmp_path / "other")
@@ -93,11 +93,11 @@ def test_bytes_depend_on_the_seed_alone(family: str, models: Models, tmp_path: P
     assert changed in ("model.safetensors", "consolidated.safetensors")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_MODELS)
 def test_describe(family: str, models: Models) -> None:
-    checkpoint, line = describe_family(family), describe(models(family))
-    assert line.startswith(f"{checkpoint.architecture_name}: {checkpoint.visual_tokens[0]} visual ")
-    flags = checkpoint.engine_arguments
+    tiny, line = TINY_MODELS[family], describe(models(family))
+    assert line.startswith(f"{tiny.architecture}: {tiny.visual_tokens[0]} visual ")
+    flags = tiny.engine_arguments
     assert line.endswith(list(flags.values())[-1] if flags else "MB on disk")
 
 

@@ -31,10 +31,10 @@ from anchorprune_vllm.metrics.selections import SelectionMetrics
 from anchorprune_vllm.plan import DUMMY_MEDIA, ItemPlan, MediaTokens
 from anchorprune_vllm.selection import Candidates, KeptTokens
 from anchorprune_vllm.signals.features import MediaFeatures
+from anchorprune_vllm.testing.selections import record_selections, recorded_selections
 from anchorprune_vllm.worker.feature_cache import FeatureCache
 from anchorprune_vllm.worker.pruner import VisualPruner
 from tests.support.scrapes import Scrape
-from tests.support.selections import record_selections, recorded_selections
 
 TOKENS, NEWLINES, SIZE = 10, 2, 4
 LAYOUT = {"context": ((SIZE,), torch.float32), "importance": ((), torch.float32)}

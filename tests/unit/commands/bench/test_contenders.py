@@ -9,7 +9,7 @@ from anchorprune_vllm.commands.chosen_methods import parse_methods
 
 def test_both_controls_are_in_every_run() -> None:
     given = ("anchorprune", "divprune", "anchorprune:tau=0.1")
-    found = contenders(parse_methods(given), ["5.6%", "64"], with_vllm=False)
+    found = contenders(parse_methods(given), ["5.6%", "64"])
     assert found == [
         Contender(UNPRUNED),
         *(Contender(method, "5.6%") for method in (FREE, *given)),
@@ -18,12 +18,10 @@ def test_both_controls_are_in_every_run() -> None:
 
 
 def test_the_first_tokens_are_free_selection() -> None:
-    assert contenders(parse_methods(["first"]), ["8"], with_vllm=False) == [
+    assert contenders(parse_methods(["first"]), ["8"]) == [
         *(Contender(UNPRUNED), Contender(FREE, "8"))
     ]
-    assert "first" not in {
-        c.method for c in contenders(parse_methods(["all"]), ["8"], with_vllm=False)
-    }
+    assert "first" not in {c.method for c in contenders(parse_methods(["all"]), ["8"])}
 
 
 def test_flags() -> None:
@@ -53,7 +51,7 @@ def test_vllms_rate_is_what_it_removes() -> None:
 
 def test_a_method_that_would_not_start() -> None:
     with pytest.raises(ValueError, match="the method scope fails on an item"):
-        contenders(parse_methods(["scope:alpha=x"]), ["8"], with_vllm=False)
+        contenders(parse_methods(["scope:alpha=x"]), ["8"])
 
 
 def test_vllms_own_pruning_knows_shares_alone() -> None:

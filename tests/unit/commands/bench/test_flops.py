@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from anchorprune_vllm.commands.bench.flops import (
+    VICUNA_7B,
     Tower,
     Transformer,
     language_model_of,
@@ -15,7 +16,6 @@ from anchorprune_vllm.commands.bench.flops import (
     tower_of,
 )
 
-VICUNA = Transformer(32, 4096, 11008, 3)
 CLIP = Tower(Transformer(23, 1024, 4096), projector=4096 * (1024 + 4096))
 
 
@@ -23,21 +23,21 @@ def test_parameters_are_counted_matrix_by_matrix() -> None:
     assert Transformer(2, 10, 40).parameters == 2 * (4 * 10 * 10 + 2 * 10 * 40)
     # Query and output of 10 x 10, key and value of 10 x 5, and a gate.
     assert Transformer(1, 10, 40, 3, key_value_size=5).parameters == 200 + 100 + 1200
-    assert VICUNA.parameters == pytest.approx(6.476e9, rel=1e-3)
+    assert VICUNA_7B.parameters == pytest.approx(6.476e9, rel=1e-3)
     assert CLIP.blocks.parameters == pytest.approx(289.4e6, rel=1e-3)
 
 
-def test_attention_grows_with_what_is_seen() -> None:
+def test_attention_grows_with_what_is_attended() -> None:
     stack = Transformer(3, 10, 40)
     products = 2 * stack.parameters * 7
     assert stack.flops(7) == products + 3 * 4 * 7 * 7 * 10
-    assert stack.flops(7, seen=2) == products + 3 * 4 * 7 * 2 * 10
+    assert stack.flops(7, attended=2) == products + 3 * 4 * 7 * 2 * 10
 
 
 @pytest.mark.parametrize(("visual", "paper"), [(576, 8.94), (32, 1.67)])
 def test_the_papers_table(visual: int, paper: float) -> None:
     """The paper does not say how much text it has: with 96 tokens, both of its figures come out."""
-    assert VICUNA.flops(visual + 96) / 1e12 == pytest.approx(paper, abs=0.005)
+    assert VICUNA_7B.flops(visual + 96) / 1e12 == pytest.approx(paper, abs=0.005)
 
 
 def test_a_tower_counts_tiles_by_themselves() -> None:
@@ -47,7 +47,7 @@ def test_a_tower_counts_tiles_by_themselves() -> None:
 
 def test_windows_see_less() -> None:
     blocks = Transformer(4, 10, 40)
-    tower = Tower(blocks, projector=7, projected_per_patch=0.25, window=16, whole_blocks=1)
+    tower = Tower(blocks, projector=7, projected_per_patch=0.25, window=16, full_blocks=1)
     in_windows, whole = (4 * 64 * seen * 10 for seen in (16, 64))
     expected = 2 * blocks.parameters * 64 + 3 * in_windows + whole + 2 * 7 * 16
     assert tower.flops(1, 64) == expected
@@ -84,7 +84,7 @@ def test_qwen_is_too(demo_models) -> None:
     tower = tower_of(config)
     assert tower.blocks.parameters == weights_of(model, "visual.blocks")
     assert tower.projector == weights_of(model, "visual.merger")
-    assert (tower.window, tower.whole_blocks, tower.projected_per_patch) == (64, 2, 0.25)
+    assert (tower.window, tower.full_blocks, tower.projected_per_patch) == (64, 2, 0.25)
 
 
 @pytest.mark.parametrize(

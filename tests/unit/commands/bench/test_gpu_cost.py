@@ -10,10 +10,17 @@ from unittest import mock
 import pytest
 import torch
 
+from anchorprune_vllm.commands.bench.choices import Choice
 from anchorprune_vllm.commands.bench.flops import Tower, Transformer
-from anchorprune_vllm.commands.bench.gpu_cost import CHOICES, TOWERS, Choice, cost_of, seconds
-from anchorprune_vllm.commands.bench.gpus import GPUS, gpu_named
-from anchorprune_vllm.commands.bench.launches import Launch, TorchOperations, counted
+from anchorprune_vllm.commands.bench.gpu_cost import (
+    CHOICES,
+    GPUS,
+    TOWERS,
+    cost_of,
+    gpu_named,
+    launch_seconds,
+)
+from anchorprune_vllm.commands.bench.launches import Launch, TorchRecorder, count_launches
 from anchorprune_vllm.selection import AnchorParams, batch, scores, select_batch
 from anchorprune_vllm.selection.kernels import gpu
 from anchorprune_vllm.signals.kernels.gpu import received_attention
@@ -21,14 +28,6 @@ from tests.support.triton_interpreter import interpreted
 from tests.support.triton_work import Work, work_of
 
 IMAGE = CHOICES[0]
-KERNELS = {
-    "novelty of the ranks": "measure_novelty",
-    "marked anchors": "mark_anchors",
-    "squares": "pair_distances",
-    "distances": "pair_distances",
-    "greedy loop": "choose",
-    "native order": "put_in_native_order",
-}
 SMALL = (
     replace(IMAGE, tokens=128, budget=64, anchor_size=128, context_size=128),
     replace(IMAGE, tokens=192, budget=128, anchor_size=256, context_size=192, units=2),
@@ -53,14 +52,14 @@ def test_kernels_do_what_is_counted(choice: Choice) -> None:
     """Tokens, ranks and widths are whole tiles here: elsewhere a part of some reads is masked."""
     done: dict[str, Work] = interpreted(work_of, chosen_by_kernels, choice)
     said: dict[str, list[Launch]] = {}
-    for launch in counted(choice.candidates()):
+    for launch in count_launches(choice.candidates("meta")):
         if launch.is_triton:
-            said.setdefault(KERNELS[launch.name], []).append(launch)
+            said.setdefault(launch.name, []).append(launch)
     assert said.keys() == done.keys()
     for name, launches in said.items():
         work = done[name]
         assert work.launches == len(launches)
-        assert work.operations == sum(each.half_operations for each in launches)
+        assert work.operations == sum(each.operations for each in launches)
         read = sum(each.cache_bytes for each in launches)
         assert read <= work.read_bytes <= 1.2 * read
         assert len(work.programs) == sum(each.programs for each in launches)
@@ -71,7 +70,7 @@ def test_kernels_do_what_is_counted(choice: Choice) -> None:
 def test_the_greedy_loop_reads_one_row_a_step() -> None:
     choice = SMALL[0]
     done = interpreted(work_of, chosen_by_kernels, choice)["choose"]
-    (loop,) = [each for each in counted(choice.candidates()) if each.name == "greedy loop"]
+    (loop,) = [each for each in count_launches(choice.candidates("meta")) if each.name == "choose"]
     assert loop.steps == choice.budget
     # A distance in each step; before them weight and anchor, and where the item is.
     assert done.read_bytes == choice.tokens * (4 * loop.steps + 4 + 1) + 5 * 8
@@ -80,7 +79,7 @@ def test_the_greedy_loop_reads_one_row_a_step() -> None:
 def test_operations_of_torch_are_counted_with_their_bytes() -> None:
     launches: list[Launch] = []
     numbers = torch.empty(6, 4, device="meta")
-    with TorchOperations(launches):
+    with TorchRecorder(launches):
         torch.empty_like(numbers)
         (numbers.view(24) + 1).sort()
     seen = [(each.name, each.memory_bytes, each.kernels) for each in launches]
@@ -88,9 +87,13 @@ def test_operations_of_torch_are_counted_with_their_bytes() -> None:
 
 
 def test_launches_do_not_grow_with_tokens_or_budget() -> None:
-    assert {len(counted(choice.candidates())) for choice in CHOICES if choice.items == 1} == {26}
+    assert {
+        len(count_launches(choice.candidates("meta"))) for choice in CHOICES if choice.items == 1
+    } == {26}
     # Joining the items of a batch takes four more.
-    assert [len(counted(choice.candidates())) for choice in CHOICES if choice.items > 1] == [30]
+    assert [
+        len(count_launches(choice.candidates("meta"))) for choice in CHOICES if choice.items > 1
+    ] == [30]
 
 
 LIMITS = dict(zip(CHOICES, (0.5e-3, 3e-3, 2e-3, 30e-3, 30e-3, 3e-3), strict=True))
@@ -121,12 +124,12 @@ def test_importance_is_a_small_part_of_a_tower_in_which_all_see_all(tokens: int)
 
 def test_a_launch_takes_as_long_as_the_slowest_thing_it_needs() -> None:
     a100 = GPUS[0]
-    time = partial(seconds, gpu=a100)
+    time = partial(launch_seconds, gpu=a100)
     assert time(Launch("", 0)) == pytest.approx(2.5e-6)
     assert time(Launch("", 0, kernels=8)) == pytest.approx(20e-6)
     assert time(Launch("", int(2.039e9))) == pytest.approx(1e-3 / 0.8)
-    assert time(Launch("", 0, half_operations=int(312e9))) == pytest.approx(2e-3)
-    assert time(Launch("", 0, single_operations=int(19.5e9))) == pytest.approx(2e-3)
+    assert time(Launch("", 0, operations=int(312e9), on_tensor_cores=True)) == pytest.approx(2e-3)
+    assert time(Launch("", 0, operations=int(19.5e9))) == pytest.approx(2e-3)
     assert time(Launch("", 0, cache_bytes=16 * 108 * 1_410_000)) == pytest.approx(1e-3)
     one_wave = Launch("", 0, cycles=1_410_000, programs=216, programs_at_once=2)
     assert time(one_wave) == pytest.approx(1e-3)

@@ -9,12 +9,17 @@ from vllm.benchmarks.datasets import datasets
 from vllm.benchmarks.serve import add_cli_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from anchorprune_vllm.commands.bench.load import KEPT, Load, read_result
-from anchorprune_vllm.commands.bench.shapes import Media
+from anchorprune_vllm.commands.bench.load import ClientResult, Load, read_result
+from anchorprune_vllm.commands.bench.shapes import MediaSize
 
 
-def load_of(data: Path | None = None, requests: int = 3, **media: int) -> Load:
-    return Load(Media(56, 28, **media), data, 6, 4, requests)
+def load_of(
+    data: Path | None = None,
+    requests: int = 3,
+    concurrencies: tuple[int, ...] = (1, 4),
+    frames: int = 1,
+) -> Load:
+    return Load(MediaSize(56, 28, frames), data, 6, 4, requests, concurrencies)
 
 
 def test_more_requests_than_are_at_once() -> None:
@@ -59,11 +64,11 @@ def test_lines_of_a_file(demo_model: Path, tmp_path: Path) -> None:
     (request,) = requests_of(load_of(data), 1, data, demo_model, 1)
     assert request.prompt == "What is it?"
     assert request.multi_modal_data["image_url"]["url"].startswith("data:image/")
-    load_of(data, requests=1).check([1])
+    load_of(data, requests=1, concurrencies=(1,)).check()
 
 
 def test_each_concurrency_has_lines_of_its_own() -> None:
-    assert load_of(requests=5).lines([1, 4]) == [(0, 5), (5, 13)]
+    assert [load_of(requests=5).lines_at(n) for n in (1, 4)] == [(0, 5), (5, 13)]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +79,10 @@ def test_each_concurrency_has_lines_of_its_own() -> None:
         ('\n{"content": []}\n\n{', r"data\.jsonl, line 4 is not JSON \(Expecting property name"),
         ('\n{"prompt": "x"}', "line 2 has neither content nor prompt and image_files"),
         ("[]", r"line 1 is not a JSON object: '\[\]'; give lines such as"),
-        ('{"prompt": "x", "image_files": ["no.png"]}', r"line 1: there is no picture no\.png"),
-        ('{"content": [{"type": "image", "image": "no.png"}]}', r"there is no picture no\.png"),
+        ('{"prompt": "x", "image_files": ["no.png"]}', r"line 1: there is no image no\.png"),
+        ('{"content": [{"type": "image", "image": "no.png"}]}', r"there is no image no\.png"),
         ('{"prompt": "x", "image_files": ["https://a/no.png"]}', "has 1 lines, and the run needs"),
-        ('{"content": []}\n' * 12, "has 12 lines, and the run needs 13, each with a picture of"),
+        ('{"content": []}\n' * 12, "has 12 lines, and the run needs 13, each with an image of"),
     ],
 )
 def test_files_that_do_not_do(tmp_path: Path, text: str | None, words: str) -> None:
@@ -85,18 +90,18 @@ def test_files_that_do_not_do(tmp_path: Path, text: str | None, words: str) -> N
     if text is not None:
         data.write_text(text)
     with pytest.raises(ValueError, match=words):
-        load_of(data, requests=5).check([1, 4])
+        load_of(data, requests=5).check()
 
 
 @pytest.mark.parametrize(
     ("again", "words"),
     [
-        ('"image_files": ["IN/a.png"]', r"line 4: the picture .*/a\.png is that of line 1"),
+        ('"image_files": ["IN/a.png"]', r"line 4: the image .*/a\.png is that of line 1"),
         (
             '"image_files": ["IN/c.png", "IN/copy.png"]',
-            r"the picture .*/copy\.png is that of line 1",
+            r"the image .*/copy\.png is that of line 1",
         ),
-        ('"image_files": ["http://x/b"]', "line 4: the picture http://x/b is that of line 2"),
+        ('"image_files": ["http://x/b"]', "line 4: the image http://x/b is that of line 2"),
         ('"content": [{"image": "IN/a.png"}]', r"a\.png is that of line 1"),
         ('"content": [{"image_url": "IN/a.png"}]', r"a\.png is that of line 1"),
         ('"content": [{"image_url": {"url": "IN/a.png"}}]', r"a\.png is that of line 1"),
@@ -114,15 +119,16 @@ def test_pictures_that_caches_would_know(tmp_path: Path, again: str, words: str)
     text = "\n".join(f'{{"prompt": "x", {row}}}' for row in rows)
     data = tmp_path / "data.jsonl"
     data.write_text(text.replace("IN", str(tmp_path)))
-    load_of(data, requests=3).check([1])  # the fourth line is not used
+    load_of(data, requests=3, concurrencies=(1,)).check()  # the fourth line is not used
     with pytest.raises(ValueError, match=words):
-        load_of(data, requests=4).check([1])
+        load_of(data, requests=4, concurrencies=(1,)).check()
 
 
 def test_results_are_read(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(dict.fromkeys(KEPT, 3) | {"ttfts": [1, 2, 3]}))
-    assert read_result(path, 3) == dict.fromkeys(KEPT, 3)
+    written = dict.fromkeys(ClientResult.model_fields, 3)
+    path.write_text(json.dumps(written | {"ttfts": [1, 2, 3]}))
+    assert read_result(path, 3).model_dump() == written
 
 
 def test_failed_requests_are_no_result(tmp_path: Path) -> None:
@@ -139,5 +145,5 @@ def test_names_are_vllms() -> None:
     from vllm.benchmarks import serve
 
     source = inspect.getsource(serve)
-    plain = [name for name in KEPT if not name.endswith("_ms")]
+    plain = [name for name in ClientResult.model_fields if not name.endswith("_ms")]
     assert [name for name in plain if f'"{name}"' not in source] == []

@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from anchorprune_vllm.commands.bench import probes
-from anchorprune_vllm.commands.bench.probes import ENV, FLAGS, host_bytes, kv_tokens
-from anchorprune_vllm.commands.bench.worker import StageTimes
+from anchorprune_vllm.commands.bench.probes import (
+    ENV,
+    FLAGS,
+    WorkerTimes,
+    host_bytes,
+    kv_tokens,
+)
 from anchorprune_vllm.metrics import stopwatch
 from anchorprune_vllm.metrics.stopwatch import Stopwatch
 
@@ -78,15 +83,15 @@ class Runner:
 @pytest.mark.parametrize("pruned", [True, False])
 def test_stages_of_a_worker(pruned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=count().__next__))
-    worker = StageTimes()
+    worker = WorkerTimes()
     worker.model_runner = Runner(Model())
     if not pruned:
         worker.model_runner.model.embed_multimodal = lambda **kwargs: [kwargs["pixels"]]
         worker.model_runner.model._pruner = None
     worker.anchorprune_start_timing()
-    assert worker.anchorprune_read_stages()["embedding_seconds"] == 0
+    assert worker.anchorprune_read_times()["embedding_seconds"] == 0
     assert worker.model_runner.model.embed_multimodal(pixels=3) == [3]
-    stages = worker.anchorprune_read_stages()
+    stages = worker.anchorprune_read_times()
     # Every look at the clock is a second: two of selection are between two of the whole.
     assert stages["embedding_seconds"] == (3 if pruned else 1)
     assert stages["selection_seconds"] == (1 if pruned else 0)
@@ -99,16 +104,16 @@ def test_memory_of_starting_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -
         torch.cuda, "reset_peak_memory_stats", lambda: device.update(peak=device["now"])
     )
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: device["peak"])
-    worker = StageTimes()
+    worker = WorkerTimes()
     worker.model_runner = Runner(Model())
     worker.model_runner.kv_caches = [torch.zeros(100, dtype=torch.uint8)]
     worker.anchorprune_start_timing()
     device["peak"] = max(device["peak"], 750)
-    assert worker.anchorprune_read_stages()["device_bytes"] == 750 - 100
+    assert worker.anchorprune_read_times()["device_bytes"] == 750 - 100
 
 
 def test_the_flags_name_it() -> None:
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    assert resolve_obj_by_qualname(FLAGS[1]) is StageTimes
+    assert resolve_obj_by_qualname(FLAGS[1]) is WorkerTimes
     assert set(ENV) == {"VLLM_SERVER_DEV_MODE"}

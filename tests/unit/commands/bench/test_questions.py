@@ -13,13 +13,14 @@ import pytest
 
 from anchorprune_vllm.commands.asking import Answer
 from anchorprune_vllm.commands.bench import probes, questions
-from anchorprune_vllm.commands.bench.probes import Stages
-from anchorprune_vllm.commands.bench.shapes import Media
+from anchorprune_vllm.commands.bench.probes import StageTimes
+from anchorprune_vllm.commands.bench.served import Comparison
+from anchorprune_vllm.commands.bench.shapes import MediaSize
 from anchorprune_vllm.commands.chosen_methods import parse_methods
 
 
 class Model:
-    name, media, text_encoder, notes = "m", Media(8, 8), "clip", ()
+    name, media, text_encoder, notes = "m", MediaSize(8, 8), "clip", ()
 
     def __init__(self) -> None:
         self.started: list[list[str]] = []
@@ -36,8 +37,9 @@ def test_questions_differ() -> None:
 
 def test_a_method_that_would_not_start_is_found_before_a_server_does(tmp_path: Path) -> None:
     model = Model()
+    wanted = Comparison(model, parse_methods(["scope:alpha=x"]), ["8"], tmp_path, "me")
     with pytest.raises(ValueError, match="the method scope fails on an item"):
-        questions.run_questions(model, parse_methods(["scope:alpha=x"]), ["8"], 2, tmp_path, "me")
+        questions.run_questions(wanted, 2)
     assert model.started == []
 
 
@@ -51,10 +53,14 @@ def test_each_server_is_asked_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     seconds = iter(range(100))
     monkeypatch.setattr(questions, "ask", ask)
     monkeypatch.setattr(questions, "connect", lambda url: None)
-    monkeypatch.setattr(probes, "read_stages", lambda s: Stages(2.0 * next(seconds), 0.5))
+    monkeypatch.setattr(
+        probes,
+        "read_times",
+        lambda server: StageTimes(embedding_seconds=2.0 * next(seconds), selection_seconds=0.5),
+    )
     model = Model()
     methods = parse_methods(["anchorprune"])
-    found = questions.run_questions(model, methods, ["11.1%"], 3, tmp_path, "me")
+    found = questions.run_questions(Comparison(model, methods, ["11.1%"], tmp_path, "me"), 3)
     assert len({picture for picture, _ in asked}) == 1
     assert [text for _, text in asked] == [questions.question(n % 3) for n in range(12)]
     ours = [

@@ -8,11 +8,15 @@ import pytest
 
 from anchorprune_vllm.commands.bench import report
 from anchorprune_vllm.commands.bench.contenders import FREE, UNPRUNED, Contender
-from anchorprune_vllm.commands.bench.load import KEPT
-from anchorprune_vllm.commands.bench.results import Measurement, Results
+from anchorprune_vllm.commands.bench.load import ClientResult
+from anchorprune_vllm.commands.bench.results import Measurement, ServeResults
 
 PLAIN, FREE_64, OURS_64 = Contender(UNPRUNED), Contender(FREE, "64"), Contender("anchorprune", "64")
 SETTINGS = {"model": "m", "load": {"requests": 4}}
+
+
+def none_yet(**settings: object) -> ServeResults:
+    return ServeResults(settings=SETTINGS | settings, commands=[], measurements=[])
 
 
 def measured(
@@ -23,7 +27,7 @@ def measured(
     ttft: float = 100,
     throughput: float = 2,
 ) -> Measurement:
-    client = dict.fromkeys(KEPT, 1.0) | {
+    client = dict.fromkeys(ClientResult.model_fields, 1) | {
         "completed": 4,
         "total_input_tokens": 400,
         "total_output_tokens": 80,
@@ -33,10 +37,10 @@ def measured(
         "median_tpot_ms": 7.5,
     }
     return Measurement(
-        contender,
-        concurrency,
-        round,
-        client,
+        contender=contender,
+        concurrency=concurrency,
+        round=round,
+        client=ClientResult.model_validate(client),
         kv_tokens=6000,
         embedding_seconds=0.5,
         selection_seconds=0.1,
@@ -45,13 +49,15 @@ def measured(
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
-    found = Results(tmp_path, SETTINGS)
-    for ttft in (100, 140, 90):  # median 100
-        found.add(measured(PLAIN, round=len(found.measurements), ttft=ttft))
-    found.add(measured(FREE_64, ttft=20, throughput=10))
-    found.add(measured(OURS_64, ttft=25, throughput=9))
-    found.add(measured(PLAIN, 8, throughput=3))
+def results(tmp_path: Path) -> ServeResults:
+    measurements = [
+        *(measured(PLAIN, round=n, ttft=ttft) for n, ttft in enumerate((100, 140, 90))),
+        measured(FREE_64, ttft=20, throughput=10),
+        measured(OURS_64, ttft=25, throughput=9),
+        measured(PLAIN, 8, throughput=3),
+    ]
+    found = ServeResults(settings=SETTINGS, commands=["me"], measurements=measurements)
+    found.save(tmp_path / "results.json")
     return found
 
 
@@ -63,35 +69,30 @@ def test_figures_of_a_measurement() -> None:
     assert one.selection_ms == pytest.approx(25)
 
 
-def test_speed_up_and_what_free_selection_reaches(results: Results) -> None:
-    def ttft(one: Measurement) -> float:
-        return one.ttft_ms
-
-    def throughput(one: Measurement) -> float:
-        return one.requests_per_second
-
+def test_speed_up_and_what_free_selection_reaches(results: ServeResults) -> None:
+    ttft, throughput = "client.median_ttft_ms", "client.request_throughput"
     assert results.median(PLAIN, 1, ttft) == 100
-    assert results.speed_up(OURS_64, 1, ttft, less_is_better=True) == 4
-    assert results.speed_up(FREE_64, 1, ttft, less_is_better=True) == 5
-    assert results.of_free(OURS_64, 1, ttft, less_is_better=True) == pytest.approx(0.8)
-    assert results.speed_up(OURS_64, 1, throughput, less_is_better=False) == 4.5
-    assert results.of_free(OURS_64, 1, throughput, less_is_better=False) == pytest.approx(0.9)
-    assert results.speed_up(OURS_64, 8, ttft, less_is_better=True) is None
+    assert results.speed_up(OURS_64, 1, ttft) == 4
+    assert results.speed_up(FREE_64, 1, ttft) == 5
+    assert results.speed_up(OURS_64, 1, ttft, over=FREE) == pytest.approx(0.8)
+    assert results.speed_up(OURS_64, 1, throughput) == 4.5
+    assert results.speed_up(OURS_64, 1, throughput, over=FREE) == pytest.approx(0.9)
+    assert results.speed_up(OURS_64, 8, ttft) is None
     other = Contender("anchorprune", "32")
-    assert results.of_free(other, 1, ttft, less_is_better=True) is None
+    assert results.speed_up(other, 1, ttft, over=FREE) is None
 
 
-def test_they_come_back_and_are_not_measured_again(results: Results, tmp_path: Path) -> None:
-    again = Results(tmp_path, SETTINGS)
-    assert again.measurements == results.measurements
+def test_they_come_back_and_are_not_measured_again(results: ServeResults, tmp_path: Path) -> None:
+    again = none_yet().continued(tmp_path / "results.json")
+    assert again == results
     assert (PLAIN, 1, 2) in again
     assert (PLAIN, 1, 3) not in again
     assert (OURS_64, 8, 0) not in again
 
 
-def test_other_settings_are_refused(results: Results, tmp_path: Path) -> None:
+def test_other_settings_are_refused(results: ServeResults, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"of other settings \(model 'm', now 'n'\): give"):
-        Results(tmp_path, SETTINGS | {"model": "n"})
+        none_yet(model="n").continued(tmp_path / "results.json")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_other_settings_are_refused(results: Results, tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ValueError, match="cannot read the results in"):
-        Results(tmp_path, SETTINGS)
+        none_yet().continued(tmp_path / "results.json")
 
 
 def cells(table: str, method: str) -> list[list[str]]:
@@ -108,7 +109,7 @@ def cells(table: str, method: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_table(results: Results) -> None:
+def test_table(results: ServeResults) -> None:
     text = report.as_markdown(results, "a model", ["a note"], lambda tokens: (2e12, tokens * 1e10))
     assert text.startswith("# a model\n- a note\n\n## 1 request at once, median of 3 rounds\n")
     assert "## 8 requests at once, one round\n" in text
@@ -124,13 +125,13 @@ def test_table(results: Results) -> None:
     assert plain[1:4] == ["all", "100", "100"]
 
 
-def test_without_a_formula_there_are_no_flops(results: Results) -> None:
+def test_without_a_formula_there_are_no_flops(results: ServeResults) -> None:
     as_paper = cells(report.as_markdown(results, "a model", []), "anchorprune")[-1]
     assert as_paper[2:4] == ["–", "–"]
 
 
-def test_files(results: Results, tmp_path: Path) -> None:
-    report.write_report(results, "a model", [], None)
+def test_files(results: ServeResults, tmp_path: Path) -> None:
+    report.write_report(results, tmp_path, "a model", [], None)
     for name in ("budget.png", "concurrency.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "table.md").read_text().startswith("# a model")

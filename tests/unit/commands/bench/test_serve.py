@@ -14,18 +14,18 @@ from types import SimpleNamespace
 import pytest
 
 from anchorprune_vllm.commands.bench import probes, report, serve
-from anchorprune_vllm.commands.bench.load import KEPT, Load
-from anchorprune_vllm.commands.bench.probes import Stages
-from anchorprune_vllm.commands.bench.serve import Benchmark, flops_of, run_serve
+from anchorprune_vllm.commands.bench.load import ClientResult, Load
+from anchorprune_vllm.commands.bench.probes import StageTimes
+from anchorprune_vllm.commands.bench.serve import ServeComparison, flops_of, run_serve
 from anchorprune_vllm.commands.bench.served import ServedModel
-from anchorprune_vllm.commands.bench.shapes import Media
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.bench.shapes import MediaSize
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 
 
 class Model:
     """Of a server, it notes the flags that it is started with, and whether it is stopped."""
 
-    name, path, media, text_encoder, notes = "m", "/m", Media(8, 8), None, ()
+    name, path, media, text_encoder, notes = "m", "/m", MediaSize(8, 8), None, ()
     flags = ("--dtype", "float32")
 
     def __init__(self) -> None:
@@ -48,26 +48,31 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     found.loads = []
     spent = iter(range(1000))
 
-    def put_load(server, path, load, concurrency, concurrencies, round_, out):
+    def put_on(load, server, path, concurrency, round_, out):
         if len(found.loads) == found.fails_at:
             raise KeyboardInterrupt
         found.loads.append(out.name)
         count = load.requests_at(concurrency)
-        return dict.fromkeys(KEPT, 1.0) | {"completed": count, "total_input_tokens": 10 * count}
+        figures = dict.fromkeys(ClientResult.model_fields, 1)
+        return ClientResult(**figures | {"completed": count, "total_input_tokens": 10 * count})
 
     found.fails_at = None
-    monkeypatch.setattr(serve, "put_load", put_load)
+    monkeypatch.setattr(Load, "put_on", put_on)
     monkeypatch.setattr(serve, "flops_of", lambda model, load: None)
-    monkeypatch.setattr(probes, "read_stages", lambda s: Stages(4.0 * next(spent), 1.0, None))
+    monkeypatch.setattr(
+        probes,
+        "read_times",
+        lambda server: StageTimes(embedding_seconds=4.0 * next(spent), selection_seconds=1.0),
+    )
     monkeypatch.setattr(probes, "read_kv_tokens", lambda s: 1000)
     monkeypatch.setattr(probes, "host_bytes", lambda pid: 2**30)
     return found
 
 
 @pytest.fixture
-def wanted(model: Model, tmp_path: Path) -> Benchmark:
-    load = Load(model.media, None, 4, 2, 3)
-    return Benchmark(model, load, [Method("anchorprune")], ["8"], [1, 4], 1, tmp_path, command="me")
+def wanted(model: Model, tmp_path: Path) -> ServeComparison:
+    load = Load(model.media, None, 4, 2, 3, [1, 4])
+    return ServeComparison(model, [ChosenMethod("anchorprune")], ["8"], tmp_path, "me", load)
 
 
 @pytest.fixture
@@ -80,7 +85,9 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 UNPRUNED, FREE, OURS = "unpruned", "8 first", "8 anchorprune"
 
 
-def test_all_are_measured_under_each_load(model: Model, wanted: Benchmark, tmp_path: Path) -> None:
+def test_all_are_measured_under_each_load(
+    model: Model, wanted: ServeComparison, tmp_path: Path
+) -> None:
     results = run_serve(wanted)
     assert model.started == [UNPRUNED, FREE, OURS]
     assert model.loads == [
@@ -98,13 +105,13 @@ def test_all_are_measured_under_each_load(model: Model, wanted: Benchmark, tmp_p
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_each_round_begins_with_another(model: Model, wanted: Benchmark) -> None:
-    run_serve(replace(wanted, rounds=3, concurrencies=[1]))
+def test_each_round_begins_with_another(model: Model, wanted: ServeComparison) -> None:
+    run_serve(replace(wanted, rounds=3, load=replace(wanted.load, concurrencies=[1])))
     assert model.started == [UNPRUNED, FREE, OURS, FREE, OURS, UNPRUNED, OURS, UNPRUNED, FREE]
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_it_goes_on_where_it_was_stopped(model: Model, wanted: Benchmark) -> None:
+def test_it_goes_on_where_it_was_stopped(model: Model, wanted: ServeComparison) -> None:
     model.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
         run_serve(wanted)
@@ -124,7 +131,7 @@ def test_it_goes_on_where_it_was_stopped(model: Model, wanted: Benchmark) -> Non
 
 @pytest.mark.usefixtures("no_plots")
 def test_what_is_wrong_is_found_before_a_server_starts(
-    model: Model, wanted: Benchmark, tmp_path: Path
+    model: Model, wanted: ServeComparison, tmp_path: Path
 ) -> None:
     run_serve(wanted)
     model.started.clear()
@@ -146,17 +153,20 @@ def test_what_is_wrong_is_found_before_a_server_starts(
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     ("media", "words"),
-    [(Media(8, 6), "4 random words' tokens and a 8x6 picture"), (Media(8, 6, 3), "a 8x6x3 clip")],
+    [
+        (MediaSize(8, 6), "4 random words' tokens and a 8x6 image"),
+        (MediaSize(8, 6, 3), "a 8x6x3 video"),
+    ],
 )
 def test_the_report_says_what_was_asked_about(
-    wanted: Benchmark, tmp_path: Path, media: Media, words: str
+    wanted: ServeComparison, tmp_path: Path, media: MediaSize, words: str
 ) -> None:
-    run_serve(replace(wanted, load=replace(wanted.load, media=media), concurrencies=[1]))
+    run_serve(replace(wanted, load=replace(wanted.load, media=media, concurrencies=[1])))
     assert words in (tmp_path / "table.md").read_text()
 
 
 def test_operations_of_the_tower_are_those_of_the_media(demo_model: Path, tmp_path: Path) -> None:
-    load = Load(Media(336, 336), None, 4, 2, 3)
+    load = Load(MediaSize(336, 336), None, 4, 2, 3, [1])
     model = ServedModel("m", str(demo_model), load.media, None, ())
     tower, prefill = flops_of(model, load)(100)
     assert tower is not None

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from anchorprune_vllm.commands.bench.served import ServedModel
-from anchorprune_vllm.commands.bench.shapes import Media
+from anchorprune_vllm.commands.bench.shapes import MediaSize
 from anchorprune_vllm.commands.main import main
 
 
 def served(path: Path) -> ServedModel:
-    return ServedModel("m", str(path), Media(56, 56, 4), None, ())
+    return ServedModel("m", str(path), MediaSize(56, 56, 4), None, ())
 
 
 def test_vllm_prunes_videos_of_qwen(demo_models) -> None:

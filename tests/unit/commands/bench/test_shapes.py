@@ -9,7 +9,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from anchorprune_vllm.commands.bench.command import _SHAPES
-from anchorprune_vllm.commands.bench.shapes import SHAPES, Media, arithmetic, scaled, sizes_of
+from anchorprune_vllm.commands.bench.shapes import (
+    MODEL_SHAPES,
+    MediaSize,
+    describe_costs,
+    scaled,
+    sizes_of,
+)
 from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from anchorprune_vllm.testing.local_model import LocalModel, one_rank, plans_of
 
@@ -18,13 +24,13 @@ SCALES = [0.02, 0.4, 1, 5]
 
 def test_the_command_knows_all_of_them() -> None:
     """It names them without importing torch."""
-    assert tuple(SHAPES) == _SHAPES
+    assert tuple(MODEL_SHAPES) == _SHAPES
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODEL_SHAPES)
 def test_parts_stand_in_the_proportion_of_the_7b_model(name: str, scale: float) -> None:
-    shape = SHAPES[name]
+    shape = MODEL_SHAPES[name]
     language_model, tower, text_encoder = scaled(shape, scale)
     if scale > 0.1:  # a small one is as near as whole layers allow
         assert language_model.parameters == pytest.approx(105e6 * scale, rel=0.15)
@@ -37,9 +43,9 @@ def test_parts_stand_in_the_proportion_of_the_7b_model(name: str, scale: float) 
     assert language_model.hidden % 64 == tower.hidden % 32 == 0
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODEL_SHAPES)
 def test_checkpoints_have_these_sizes(name: str, tmp_path: Path) -> None:
-    shape = SHAPES[name]
+    shape = MODEL_SHAPES[name]
     model = tmp_path / "model"
     make_demo_model(
         model, arch=shape.arch, image_size=shape.image_size, sizes=sizes_of(shape, 0.02)
@@ -73,9 +79,9 @@ CANDIDATES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODEL_SHAPES)
 def test_media_have_as_many_tokens_as_the_real_ones(name: str, tmp_path: Path) -> None:
-    shape, model = SHAPES[name], tmp_path / "model"
+    shape, model = MODEL_SHAPES[name], tmp_path / "model"
     sizes = sizes_of(shape, 0.01)
     make_demo_model(model, arch=shape.arch, image_size=shape.image_size, sizes=sizes)
     size = (shape.media.height, shape.media.width, 3)
@@ -92,7 +98,7 @@ def test_media_have_as_many_tokens_as_the_real_ones(name: str, tmp_path: Path) -
 
 
 def test_the_arithmetic_is_told() -> None:
-    seven, ours = arithmetic(SHAPES["llava-next"], 0.3)
+    seven, ours = describe_costs(MODEL_SHAPES["llava-next"], 0.3)
     assert seven.startswith("7B: language model 6,476.0 M x 2,928 visual tokens, vision tower 289")
     assert "37,923 and 1,669.9 GFLOP, 22.7 to 1" in seven
     assert seven.endswith("attention adds 12% to the language model's")
@@ -102,14 +108,14 @@ def test_the_arithmetic_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("text", "media"),
-    [("640x480", Media(640, 480)), ("320X240x16", Media(320, 240, 16))],
+    [("640x480", MediaSize(640, 480)), ("320X240x16", MediaSize(320, 240, 16))],
 )
-def test_media(text: str, media: Media) -> None:
-    assert Media.parse(text) == media
-    assert Media.parse(str(media)) == media
+def test_media(text: str, media: MediaSize) -> None:
+    assert MediaSize.parse(text) == media
+    assert MediaSize.parse(str(media)) == media
 
 
 @pytest.mark.parametrize("text", ["", "640", "640x", "640x0", "1x2x3x4", "640x-3", "axb"])
 def test_media_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is not WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES, as 672x672"):
-        Media.parse(text)
+        MediaSize.parse(text)

@@ -14,7 +14,7 @@ from httpx import Request
 from openai import APIConnectionError
 
 from anchorprune_vllm.commands import main
-from anchorprune_vllm.commands.check import command, kernels, machine, servers, speed
+from anchorprune_vllm.commands.check import command, kernels, machine, servers
 from anchorprune_vllm.commands.check.findings import Finding
 from anchorprune_vllm.commands.check.servers import Token, Variant
 from anchorprune_vllm.selection import Candidates, KeptTokens
@@ -75,9 +75,9 @@ def test_slow_choosing_is_found(
     measured: float, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"choice": "an image", "measured ms": measured, "computed ms": 1.0}
-    monkeypatch.setattr(speed, "measure", lambda device: [row])
-    times: list[speed.Times] = []
-    (finding,) = speed.check_speed(CPU, times)
+    monkeypatch.setattr(machine, "measure_times", lambda device: [row])
+    times: list[machine.Times] = []
+    (finding,) = machine.check_speed(CPU, times)
     assert finding.status == status
     assert times == [row]
 
@@ -101,12 +101,12 @@ def test_answers_are_compared_up_to_ties(answer: list[Token], is_same: bool) -> 
 
 
 def test_servers_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    eager, compiled = Variant(1, is_eager=True), Variant(1, is_eager=False)
+    eager, compiled = Variant(1, "eager"), Variant(1, "compiled")
     monkeypatch.setattr(servers.shutil, "which", lambda name: None)
     assert "C++" in servers.why_not(compiled, CPU)
     assert servers.why_not(eager, CPU) == ""
-    assert "GPU" in servers.why_not(Variant(2, is_eager=True), CPU)
-    assert servers.why_not(Variant(2, is_eager=True), torch.device("cuda")) == ""
+    assert "GPU" in servers.why_not(Variant(2, "eager"), CPU)
+    assert servers.why_not(Variant(2, "eager"), torch.device("cuda")) == ""
 
 
 def test_servers_are_held_to_the_eager_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_error_in_one_part_is_in_the_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(kernels, "check_choices", mock.Mock(side_effect=error))
-    monkeypatch.setattr(speed, "measure", lambda device: [])
+    monkeypatch.setattr(machine, "measure_times", lambda device: [])
     report = tmp_path / "report.json"
     assert main.main(["check", "--no-servers", "--json", str(report)]) == 1
     out, _ = capsys.readouterr()
@@ -207,7 +207,7 @@ def test_command(
     finding = Finding("kernels", status, "seen", "Do this." if status == "FAILED" else "")
     times = [{"choice": "an image", "measured ms": 1.0}]
 
-    def findings(args: object, device: object, measured: list[speed.Times]) -> list[Finding]:
+    def findings(args: object, device: object, measured: list[machine.Times]) -> list[Finding]:
         measured += times
         return [finding]
 

@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from anchorprune_vllm.commands.eval.asked_thing import anchor_hits, tell, tokens_on
-from anchorprune_vllm.commands.eval.clutter import cluttered_scene
-from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE
+from anchorprune_vllm.commands.eval.asked_thing import tell, tokens_on
 from anchorprune_vllm.methods.registry import Method, probe_item
 from anchorprune_vllm.selection import Candidates, KeptTokens
-from anchorprune_vllm.testing.demo_models.make import TRAINED, make_trained_model
-from anchorprune_vllm.testing.local_model import one_rank
 
 
 def test_tokens_on_boxes() -> None:
@@ -45,20 +38,3 @@ def test_a_model_that_is_told_takes_the_boxes_for_relevance() -> None:
     told, own = given
     assert told.relevance.tolist() == tokens_on([(0.0, 0.0, 0.5, 0.5)], (3, 4)).float().tolist()
     assert torch.equal(own.relevance, item.relevance)
-
-
-@pytest.mark.parametrize("arch", TRAINED)
-def test_anchors_of_the_trained_models_lie_on_what_was_asked(arch: str, tmp_path: Path) -> None:
-    make_trained_model(tmp_path / "model", arch)
-    pictures = [cluttered_scene(FIRST_TEST_SCENE + number) for number in range(6)]
-    with tempfile.TemporaryDirectory() as scratch, one_rank(Path(scratch)):
-        hits = anchor_hits(tmp_path / "model", pictures, TRAINED[arch], "5.6%")
-    # Two of a kind for each scene, but one that is there to be seen.
-    assert {kind: len(found) for kind, found in hits.items()} == {
-        "colour": 12,
-        "relation": 12,
-        "shape": 12,
-        "text": 12,
-        "yes/no": 6,
-    }
-    assert sum(map(sum, hits.values())) > 0.7 * 54

@@ -54,7 +54,7 @@ class FakeEngines:
         finally:
             self.stopped += 1
 
-    def ask(
+    def ask_all(
         self, llm: Any, data: Any, configuration: Any, *, advance: Any, **options: Any
     ) -> tuple[list[str], float]:
         if self.fail_after == len(self.asked):
@@ -71,7 +71,7 @@ class FakeEngines:
 def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     fake = FakeEngines()
     monkeypatch.setattr(engine, "start_engine", fake.start_engine)
-    monkeypatch.setattr(engine, "ask", fake.ask)
+    monkeypatch.setattr(engine, "ask_all", fake.ask_all)
     monkeypatch.setattr(engine, "check_engine", fake.check_engine)
     return fake
 
@@ -107,7 +107,7 @@ def shades() -> DataSet:
 @pytest.mark.parametrize("special", [False, True])
 def test_each_question_goes_with_its_picture(special: bool) -> None:
     llm, data, steps = FakeLLM(), shades(), []
-    answers, prompt_tokens = engine.ask(
+    answers, prompt_tokens = engine.ask_all(
         llm,
         data,
         Configuration("anchorprune", None, "none", "5%"),
@@ -130,7 +130,7 @@ def test_each_question_goes_with_its_picture(special: bool) -> None:
 def test_the_unpruned_model_is_asked_without_override() -> None:
     llm = FakeLLM()
     how = {"prompt": "{question}", "max_tokens": 7, "add_special_tokens": False}
-    engine.ask(llm, shades(), Configuration("Full"), advance=lambda count: None, **how)
+    engine.ask_all(llm, shades(), Configuration("Full"), advance=lambda count: None, **how)
     assert {repr(options["mm_processor_kwargs"]) for _, _, options in llm.calls} == {"None"}
 
 
@@ -152,7 +152,7 @@ def test_perfect_relevance_is_told_before_each_question() -> None:
     perfect = Configuration("perfect relevance", None, "turn", "8")
     steps: list[int] = []
     how = {"prompt": "{question}", "max_tokens": 7, "add_special_tokens": False}
-    engine.ask(ToldLLM(), data, perfect, advance=steps.append, **how)
+    engine.ask_all(ToldLLM(), data, perfect, advance=steps.append, **how)
     assert told == [(question.text, question.about) for question in data.questions]
     assert {bool(boxes) for _, boxes in told} == {True, False}
     assert steps == [1] * 20
@@ -367,22 +367,25 @@ def test_errors_come_before_the_engine(
     assert not (folder / "out").exists()
 
 
-def test_an_engine_that_cannot_start_leaves_nothing(
-    folder: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engines.refuses = "anchorprune: that cannot be"
-    assert evaluate(folder, "--data", "scenes") == 1
-    assert capsys.readouterr().err == "anchorprune: error: that cannot be\n"
-    assert engines.started == []
-    assert not (folder / "out").exists()
-
-
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("refuses", "anchorprune: that cannot be", "that cannot be"),
+        ("fails_to_start", True, "no memory"),
+    ],
+)
 def test_an_engine_that_does_not_start_leaves_nothing(
-    folder: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    engines: FakeEngines,
+    attribute: str,
+    value: Any,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    engines.fails_to_start = True
+    setattr(engines, attribute, value)
     assert evaluate(folder, "--data", "scenes") == 1
-    assert "anchorprune: error: no memory" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"anchorprune: error: {words}\n"
+    assert engines.started == []
     assert not (folder / "out").exists()
 
 

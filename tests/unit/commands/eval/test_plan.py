@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 from anchorprune_vllm import PruneConfig
-from anchorprune_vllm.commands.chosen_methods import Method
+from anchorprune_vllm.commands.chosen_methods import ChosenMethod
 from anchorprune_vllm.commands.eval.plan import Configuration, engine_runs
 
 
 def test_perfect_relevance_is_set_as_anchorprune() -> None:
     """As the first of several; on its own, and unless asked for not at all."""
-    methods = [Method("divprune"), *(Method("anchorprune", (("tau", tau),)) for tau in (0.1, 0.3))]
+    methods = [
+        ChosenMethod("divprune"),
+        *(ChosenMethod("anchorprune", (("tau", tau),)) for tau in (0.1, 0.3)),
+    ]
     *_, ours, _, ceiling = engine_runs(methods, ["8"], ["turn"], [None], None, ceiling=True)
     assert (
         ceiling.settings
@@ -26,7 +29,7 @@ def test_perfect_relevance_is_set_as_anchorprune() -> None:
 
 
 def test_an_engine_for_each_method_and_kind_of_positions() -> None:
-    methods = [Method("anchorprune"), Method("anchorprune", (("tau", 0.1),))]
+    methods = [ChosenMethod("anchorprune"), ChosenMethod("anchorprune", (("tau", 0.1),))]
     first, *pruned = engine_runs(methods, ["8", "16"], ["turn", "none"], ["compact", None], "clip")
     assert first.settings is None
     assert first.configurations == (Configuration("Full"),)

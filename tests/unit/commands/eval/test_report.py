@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ from rich.console import Console
 
 from anchorprune_vllm.commands.eval import report
 from anchorprune_vllm.commands.eval.data import DataSet
-from anchorprune_vllm.commands.eval.plan import Configuration
-from anchorprune_vllm.commands.eval.results import Results, Run
-from anchorprune_vllm.commands.eval.scores import Score
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.vqa_data import Picture, Question
 
 
@@ -28,13 +25,18 @@ TWO = data_set("two", "all")
 
 def run(method: str, accuracy: float, *where: str | None, data: DataSet = ONE) -> Run:
     """`where`: positions, query, budget. The interval is from 0.02 below to 0.04 above."""
-    kinds = dict.fromkeys(data.kind_of, accuracy)
-    found = Score(accuracy, accuracy - 0.02, accuracy + 0.04, kinds)
-    return Run(Configuration(method, *where), data.name, found, (), (), 20.0, 1.0)
+    positions, query, budget = where or (None, None, None)
+    return Run(
+        *(method, positions, query, budget, data.name),
+        accuracy=accuracy,
+        interval=(accuracy - 0.02, accuracy + 0.04),
+        kinds=dict.fromkeys(data.kind_of, accuracy),
+        prompt_tokens=20.0,
+    )
 
 
-def results(tmp_path: Path, *runs: Run, data: tuple[DataSet, ...] = (ONE,)) -> Results:
-    made = Results(tmp_path, {"model": "some/model"}, data)
+def results(tmp_path: Path, *runs: Run, data: tuple[DataSet, ...] = (ONE,)) -> EvalResults:
+    made = EvalResults.open(tmp_path, {"model": "some/model"}, data)
     made.runs += runs
     return made
 
@@ -89,7 +91,7 @@ def test_markdown(tmp_path: Path) -> None:
     assert lines[0] == "# some/model"
     assert lines[2] == report.caption(made)
     assert "accuracy / accuracy of Full x 100." in lines[2]
-    assert "one (2 questions about 1 pictures)" in lines[2]
+    assert "one (2 questions about 1 images)" in lines[2]
     assert "training split" not in lines[2], "there is no blind row"
     table = lines[lines.index("## the model's own positions, query: turn") + 2 :]
     assert table == [
@@ -205,9 +207,3 @@ def test_twelve_methods_can_be_told_apart(tmp_path: Path, drawn: list) -> None:
     width = figure.bbox.width
     assert legend.get_window_extent().x1 <= width
     assert max(axes.get_window_extent().x1 for axes in figure.axes) < legend.get_window_extent().x0
-
-
-def test_matplotlib_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'anchorprune-vllm\[eval\]'"):
-        report.check_plot()

@@ -9,7 +9,7 @@ from PIL import Image
 
 from anchorprune_vllm.commands.eval.data import DataSet
 from anchorprune_vllm.commands.eval.plan import Configuration
-from anchorprune_vllm.commands.eval.results import Results, Run
+from anchorprune_vllm.commands.eval.results import EvalResults, Run
 from anchorprune_vllm.commands.eval.vqa_data import Picture, Question
 
 SETTINGS = {"model": "m", "limit": 5, "questions": {"mine": "abc"}}
@@ -24,23 +24,23 @@ FULL = Configuration("Full")
 PRUNED = Configuration("anchorprune", "native", "turn", "16")
 
 
-def results(directory: Path, **changes: object) -> Results:
-    return Results(directory, {**SETTINGS, **changes}, [DATA])
+def results(directory: Path, **changes: object) -> EvalResults:
+    return EvalResults.open(directory, {**SETTINGS, **changes}, [DATA])
 
 
 def test_answers_are_judged_one_by_one() -> None:
     run = Run.of_answers(PRUNED, DATA, ["no", " Y.", "no"])
     assert run.right == (False, True, True)
-    assert run.score.accuracy == pytest.approx(2 / 3)
-    assert run.score.kinds == {"a": 1.0, "b": 0.5}
+    assert run.accuracy == pytest.approx(2 / 3)
+    assert run.kinds == {"a": 1.0, "b": 0.5}
     with pytest.raises(ValueError, match="zip"):
         Run.of_answers(PRUNED, DATA, ["no"])
 
 
 def test_written_and_read_back(tmp_path: Path) -> None:
     written = results(tmp_path / "new" / "folder")
-    full = Run.of_answers(FULL, DATA, ["yes", "x", "yes"], 33.5, 1.0)
-    pruned = Run.of_answers(PRUNED, DATA, ["yes", "z", "yes"], 20.0, 0.5)
+    full = Run.of_answers(FULL, DATA, ["yes", "x", "yes"], prompt_tokens=33.5, seconds=1.0)
+    pruned = Run.of_answers(PRUNED, DATA, ["yes", "z", "yes"], prompt_tokens=20.0, seconds=0.5)
     written.add(full)
     assert results(tmp_path / "new" / "folder").runs == [full]
     written.add(pruned)

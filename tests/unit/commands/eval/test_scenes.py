@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anchorprune_vllm.commands.eval.scenes import FIRST_TEST_SCENE, LETTERS, TEST_SCENES, scene
-from anchorprune_vllm.commands.eval.vqa_data import COLOURS, SHAPES, Box, Picture
+from anchorprune_vllm.commands.eval.vqa_data import SIMPLE_COLOURS, SIMPLE_SHAPES, Box, Picture
 
 SEEDS = range(FIRST_TEST_SCENE, FIRST_TEST_SCENE + 150)
 
@@ -60,8 +60,8 @@ def test_every_answer_is_in_the_drawing() -> None:
 def test_kinds_say_what_is_asked() -> None:
     allowed = {
         "letter": LETTERS,
-        "colour": COLOURS,
-        "shape": (*SHAPES, "letter"),
+        "colour": SIMPLE_COLOURS,
+        "shape": (*SIMPLE_SHAPES, "letter"),
         "yes/no": ("yes", "no"),
     }
     for seed in SEEDS:

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from anchorprune_vllm.commands.eval.vqa_data import (
-    COLOURS,
-    SHAPES,
+    SIMPLE_COLOURS,
+    SIMPLE_SHAPES,
     Picture,
     Question,
     blind_answers,
@@ -38,7 +38,7 @@ def test_easy_vqa_is_complete() -> None:
 def fits(question: Question, colour: str, shape: str) -> bool:
     """Whether question and answer are true of such a picture: the words read anew."""
     words = question.text.rstrip("?").split()
-    named = [word for word in words if word in COLOURS + SHAPES]
+    named = [word for word in words if word in SIMPLE_COLOURS + SIMPLE_SHAPES]
     is_so = all(word in (colour, shape) for word in named)
     if words[0] == "what":  # "what color is the circle?": there is one
         return is_so and question.answers == (colour if "color" in words else shape,)
@@ -51,8 +51,8 @@ def test_captions_agree_with_all_answers(pictures: list[Picture]) -> None:
     for picture in pictures:
         possible = [
             f"a {colour} {shape}"
-            for colour in COLOURS
-            for shape in SHAPES
+            for colour in SIMPLE_COLOURS
+            for shape in SIMPLE_SHAPES
             if all(fits(question, colour, shape) for question in picture.questions)
         ]
         if picture.caption is None:
@@ -68,7 +68,11 @@ def test_easy_vqa_has_three_kinds(pictures: list[Picture]) -> None:
     for picture in pictures:
         for question in picture.questions:
             found[question.kind].update(question.answers)
-    assert found == {"yes/no": {"yes", "no"}, "shape": {*SHAPES}, "colour": {*COLOURS}}
+    assert found == {
+        "yes/no": {"yes", "no"},
+        "shape": {*SIMPLE_SHAPES},
+        "colour": {*SIMPLE_COLOURS},
+    }
 
 
 def test_pictures_are_read_when_asked_for(pictures: list[Picture]) -> None:
@@ -117,7 +121,7 @@ def test_jsonl_gathers_questions_by_picture(tmp_path: Path) -> None:
     )
     assert two.questions == (Question("what?", ("2",), "all"),)
     assert (one.load().mode, one.load().size, one.caption) == ("RGB", (5, 4), None)
-    with pytest.raises(ValueError, match=r"cannot read the picture .*two\.png"):
+    with pytest.raises(ValueError, match=r"cannot read the image .*two\.png"):
         two.load()
 
 
@@ -126,19 +130,31 @@ def test_jsonl_gathers_questions_by_picture(tmp_path: Path) -> None:
     [
         ("{", "line 2 is not JSON (Expecting property name"),
         ("[1]", "line 2 is not a JSON object: '[1]'; give lines such as {\"image\": "),
-        ({"image": "one.png", "answers": ["a"]}, "line 2: there is no 'question' in it; give"),
-        ({**GOOD, "answers": "yes"}, "line 2: answers is 'yes': give a list of at least one"),
-        ({**GOOD, "question": 5}, "line 2: question is 5: give a text"),
-        ({**GOOD, "kind": 5}, "line 2: kind is 5: give a text"),
-        ({**GOOD, "kind": 0}, "line 2: kind is 0: give a text"),
-        ({**GOOD, "kind": []}, "line 2: kind is []: give a text"),
-        ({**GOOD, "kind": False}, "line 2: kind is False: give a text"),
-        ({**GOOD, "answers": ["a", None]}, "line 2: answers has None in it: give texts or numb"),
-        ({**GOOD, "answers": [True]}, "line 2: answers has True in it: give texts or numbers"),
-        ({**GOOD, "answers": [["a"]]}, "line 2: answers has ['a'] in it: give texts or numbers"),
-        ({**GOOD, "answers": []}, "line 2: answers is []: give a list of at least one"),
-        ({**GOOD, "image": "none.png"}, "line 2: there is no picture"),
-        ({**GOOD, "image": "words.png"}, "line 2: cannot read the picture"),
+        (
+            {"image": "one.png", "answers": ["a"]},
+            'line 2: question is missing; give lines such as {"image"',
+        ),
+        (
+            {**GOOD, "answers": "yes"},
+            "line 2: answers is 'yes': Input should be a valid list; give lines",
+        ),
+        ({**GOOD, "question": 5}, "line 2: question is 5: Input should be a valid string; give"),
+        ({**GOOD, "kind": 5}, "line 2: kind is 5: Input should be a valid string; give"),
+        ({**GOOD, "kind": 0}, "line 2: kind is 0: Input should be a valid string"),
+        ({**GOOD, "kind": []}, "line 2: kind is []: Input should be a valid string"),
+        ({**GOOD, "kind": False}, "line 2: kind is False: Input should be a valid string"),
+        (
+            {**GOOD, "answers": ["a", None]},
+            "line 2: answers.1 is None: Input should be a valid string",
+        ),
+        ({**GOOD, "answers": [True]}, "line 2: answers.0 is True: Input should be a valid string"),
+        (
+            {**GOOD, "answers": [["a"]]},
+            "line 2: answers.0 is ['a']: Input should be a valid string",
+        ),
+        ({**GOOD, "answers": []}, "line 2: answers is []: List should have at least 1 item"),
+        ({**GOOD, "image": "none.png"}, "line 2: there is no image"),
+        ({**GOOD, "image": "words.png"}, "line 2: cannot read the image"),
     ],
 )
 def test_jsonl_says_what_is_wrong(tmp_path: Path, row: Any, words: str) -> None:
@@ -153,9 +169,9 @@ def test_a_picture_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.Monkey
     path = write(tmp_path, GOOD)
     (small,) = jsonl(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)  # of twice as many Pillow only warns
-    with pytest.raises(ValueError, match=r"line 1: cannot read the picture .*one\.png: Image size"):
+    with pytest.raises(ValueError, match=r"line 1: cannot read the image .*one\.png: Image size"):
         jsonl(path)
-    with pytest.raises(ValueError, match=r"cannot read the picture .*one\.png: Image size"):
+    with pytest.raises(ValueError, match=r"cannot read the image .*one\.png: Image size"):
         small.load()
 
 

@@ -89,10 +89,10 @@ def test_without_a_question(demo_model: Path, somewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["demo", "b.png", "Why?"], "there is no file b.png: give a picture or a video"),
-        (["demo", "notes.txt", "Why?"], "notes.txt is neither a picture that Pillow can read"),
-        (["demo", "empty.mp4", "Why?"], "empty.mp4 is neither a picture"),
-        (["demo", "broken.png", "Why?"], "broken.png is neither a picture"),
+        (["demo", "b.png", "Why?"], "there is no file b.png: give an image or a video"),
+        (["demo", "notes.txt", "Why?"], "notes.txt is neither an image that Pillow can read"),
+        (["demo", "empty.mp4", "Why?"], "empty.mp4 is neither an image"),
+        (["demo", "broken.png", "Why?"], "broken.png is neither an image"),
         (["demo", "a.png"], "there is no question about a.png"),
         (["demo", "a.png", " "], "there is no question about a.png"),
         (["demo", "scene:x"], "there is no scene 'x': give scene:0 to scene:999"),

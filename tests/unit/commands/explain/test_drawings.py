@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture and the page, of an explanation made by hand."""
+"""Image, page and text of an explanation that was made by hand."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from PIL import Image, ImageColor
+from PIL import Image
 
+from anchorprune_vllm.commands.explain.drawing import (
+    ANCHOR,
+    CONTEXT,
+    VEILS,
+    as_text,
+    cells,
+    draw,
+    draw_map,
+    draw_panel,
+    fitted,
+    heat,
+    page,
+)
 from anchorprune_vllm.commands.explain.explanation import (
     Explanation,
     MethodView,
     Panel,
     UnitAnchor,
+    UnitView,
+    View,
     ranks,
 )
-from anchorprune_vllm.commands.explain.html import page
-from anchorprune_vllm.commands.explain.png import draw, draw_map, draw_panel
-from anchorprune_vllm.commands.explain.style import ANCHOR, CONTEXT, VEILS, heat
-from anchorprune_vllm.commands.explain.views import UnitView, View
 
 GROUND = (200, 180, 160)
 SIDE = 20
@@ -76,8 +87,8 @@ def test_kept_tokens_are_outlined_and_dropped_ones_dimmed() -> None:
     assert [middle(picture, token) == GROUND for token in range(6)] == [1, 0, 1, 0, 1, 0]
     for token in (1, 3, 5):
         assert middle(picture, token) == pytest.approx(veiled(VEILS["dropped"]), abs=1)
-    assert corner(picture, 0) == ImageColor.getrgb(ANCHOR)
-    assert corner(picture, 2) == corner(picture, 4) == ImageColor.getrgb(CONTEXT)
+    assert corner(picture, 0) == ANCHOR
+    assert corner(picture, 2) == corner(picture, 4) == CONTEXT
     assert picture.getpixel((30, 10)) == GROUND  # of no token
 
 
@@ -85,7 +96,7 @@ def test_tokens_that_looked_new_have_a_dot() -> None:
     anchor = UnitAnchor(0, 3, 1, 1, 1, (0,), "novel tokens")
     panel = Panel("3", PANEL.indices, PANEL.is_anchor, (anchor,))
     picture = draw_panel(view(), panel)
-    assert middle(picture, 0) == ImageColor.getrgb(ANCHOR)
+    assert middle(picture, 0) == ANCHOR
     assert middle(picture, 2) == GROUND
 
 
@@ -93,7 +104,7 @@ def test_summed_tokens_are_half_dimmed() -> None:
     picture = draw_panel(view(), MERGED)
     assert middle(picture, 5) == pytest.approx(veiled(VEILS["merged"]), abs=1)
     assert middle(picture, 0) == pytest.approx(veiled(VEILS["dropped"]), abs=1)
-    assert corner(picture, 1) == ImageColor.getrgb(CONTEXT)
+    assert corner(picture, 1) == CONTEXT
 
 
 def test_maps_go_from_dark_to_bright() -> None:
@@ -108,7 +119,7 @@ def test_the_picture_has_a_cell_for_everything() -> None:
     assert one.width == both.width
     assert one.height < both.height < 2 * one.height
     colours = {colour for _, colour in both.getcolors(2**20) or []}
-    assert {ImageColor.getrgb(ANCHOR), ImageColor.getrgb(CONTEXT)} <= colours
+    assert {ANCHOR, CONTEXT} <= colours
 
 
 @pytest.mark.parametrize(("panels", "cells"), [(1, 4), (2, 5), (3, 6)])
@@ -121,11 +132,30 @@ def test_the_picture_grows_with_the_budgets(panels: int, cells: int) -> None:
 
 
 def test_units_have_names_above_them() -> None:
-    panel = Panel("3", (0, 2, 7), (True, False, False))
-    method = MethodView("anchorprune", True, SCORES * 2, SCORES * 2, (panel,))
-    text = page(explanation(view=view(2), methods=(method,)))
-    assert [text.count(f">{name}</text>") for name in ("crop 0", "crop 1")] == [4, 4]
-    assert "token 7 in crop 1, relevance" in text
+    both = fitted(view(2))
+    for unit in both.units:
+        left, top, right, _ = (round(edge) for edge in unit.box)
+        assert len(both.image.crop((left, top - 14, right, top)).getcolors() or []) > 1
+    assert fitted(view()).image.getcolors() == [(340 * 340, GROUND)]
+    method = MethodView("anchorprune", True, SCORES * 2, SCORES * 2, ())
+    for cell in cells(method, both):
+        assert cell.notes[7].startswith("token 7 in crop 1, relevance")
+
+
+@pytest.mark.parametrize(
+    ("indices", "is_anchor", "lines"),
+    [
+        ((1, 3, 5), (False, True, False), ["··▒▒··", "██··▒▒"]),
+        ((5, 1, 3), (False, False, True), ["··▒▒··", "██··▒▒"]),  # in the order of choice
+        ((), (), ["······", "······"]),
+    ],
+)
+def test_text_has_a_line_for_each_row(
+    indices: tuple[int, ...], is_anchor: tuple[bool, ...], lines: list[str]
+) -> None:
+    legend, _, *drawn = as_text(view().tokens, Panel("3", indices, is_anchor)).splitlines()
+    assert legend == "██ anchor, ▒▒ context, ·· dropped"
+    assert drawn == lines
 
 
 class Parts(HTMLParser):
@@ -134,13 +164,11 @@ class Parts(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.classes: list[str] = []
         self.titles: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.classes += [value or "" for name, value in attrs if name == "class"]
 
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1] == "title":
@@ -149,26 +177,19 @@ class Parts(HTMLParser):
 
 def test_the_page_has_a_cell_for_everything() -> None:
     parts = Parts(page(explanation()))
-    assert parts.tags.count("svg") == 2 * 4  # the picture, two maps, one budget
-    # Three maps, of visionzip none of relevance, and two panels: six tokens each.
-    assert parts.tags.count("rect") == 6 * 5
-    rects = {name: parts.classes.count(name) for name in ("heat", "anchor", "context", "dropped")}
-    legend = 1
-    assert rects == {
-        "heat": 18,
-        "anchor": 1 + legend,
-        "context": 4 + legend,
-        "dropped": 3 + 3 + legend,
-    }
+    assert parts.tags.count("svg") == 2 * 4  # the image, two maps, one budget
+    assert parts.tags.count("rect") == 6 * parts.tags.count("svg")
     assert "token 1, relevance 0.6 (rank 1), importance 0.4 (rank 3): dropped" in parts.titles
+    assert "token 3, importance 0.3 (rank 4): context" in parts.titles
 
 
 def test_the_page_needs_no_network_and_no_script() -> None:
     text = page(explanation(question="<script>alert(1)</script>", media="a&b.png"))
     assert "<script" not in text
     assert "a&amp;b.png" in text
-    assert not re.search(r"https?:|src=|href=|@import", text)
-    assert re.findall(r"url\((.{10})", text) == ["data:image"]
+    assert not re.search(r"https?:|href=|@import", text)
+    addresses = re.findall(r"(?:url\(|src=\")(.{10})", text)
+    assert addresses == ["data:image"] * (1 + 2 * 4)
 
 
 def test_ranks_begin_with_the_highest_and_ties_with_the_first() -> None:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from anchorprune_vllm.commands.explain.explanation import Explanation
+from anchorprune_vllm.commands.explain.explanation import Explanation, View
 from anchorprune_vllm.commands.explain.look import load, look
 from anchorprune_vllm.commands.explain.media import Asked, read_asked
-from anchorprune_vllm.commands.explain.views import View, view_of
+from anchorprune_vllm.commands.explain.views import view_of
 from anchorprune_vllm.plan import pop_plans
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from anchorprune_vllm.testing.media import Media, as_data_url, write_clip
@@ -50,7 +50,7 @@ def call_of(model: LocalModel, media: Any) -> tuple[str, dict[str, Any], Any]:
 
 def mean_colours(view: View) -> np.ndarray:
     """Of each token's box in a view: [N, 3]."""
-    pixels = np.asarray(view.picture, dtype=np.float64)
+    pixels = np.asarray(view.image, dtype=np.float64)
     boxes = np.array(view.tokens).round().astype(int)
     return np.array([pixels[t:b, left:r].mean(axis=(0, 1)) for left, t, r, b in boxes])
 
@@ -113,7 +113,7 @@ def test_the_picture_is_shown_as_it_was_given(model: LocalModel) -> None:
     given = picture(2, (2 * tile, 2 * tile) if crops else (tile, tile))
     modality, kwargs, plan = call_of(model, given)
     view = view_of(model, modality, kwargs, plan.tokens)
-    pixels, shown = np.asarray(given, dtype=int), np.asarray(view.picture, dtype=int)
+    pixels, shown = np.asarray(given, dtype=int), np.asarray(view.image, dtype=int)
     boxes = [[round(edge) for edge in unit.box] for unit in view.units[crops:]]
     columns = 1 if len(boxes) == 1 else 2
     for number, (left, top, right, bottom) in enumerate(boxes):

@@ -63,8 +63,8 @@ def test_every_token_has_a_box_and_its_numbers(arch: str, units: list[str], tmp_
 def test_boxes_hold_what_was_given_there(arch: str, tmp_path: Path) -> None:
     """The picture is scaled at most, so the colour of a box is that of the same place in it."""
     view = look_at(arch, tmp_path).view
-    given = np.asarray(picture(3, SIZE).resize(view.picture.size), dtype=float)
-    shown = np.asarray(view.picture, dtype=float)
+    given = np.asarray(picture(3, SIZE).resize(view.image.size), dtype=float)
+    shown = np.asarray(view.image, dtype=float)
     for box in view.tokens:
         left, top, right, bottom = (round(edge) for edge in box)
         both = [array[top:bottom, left:right].mean((0, 1)) for array in (given, shown)]

@@ -37,7 +37,7 @@ from anchorprune_vllm.testing.local_model import LocalModel, plans_of
 from anchorprune_vllm.worker.embedding_payload import split_numbers
 from tests.support.pictures import picture
 
-PACKAGE = Path(__file__).parents[2] / "support" / "family_package"
+PACKAGE = Path(__file__).parents[3] / "support" / "family_package"
 COMMAND, GRANITE = "Cohere2VisionForConditionalGeneration", "Granite4VisionForConditionalGeneration"
 IMAGE = picture(1, (300, 200))
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from anchorprune_vllm.models.families.base import Family
-from anchorprune_vllm.models.general.adapter import pruning_processor
 from anchorprune_vllm.models.general.media_batch import GeneralMedia
+from anchorprune_vllm.models.general.processor import pruning_processor
 from anchorprune_vllm.models.general.tower_order import TowerOrder
 from anchorprune_vllm.models.general.tower_signals import TowerSignals
 from anchorprune_vllm.plan import MediaTokens

@@ -13,9 +13,9 @@ import torch
 
 from anchorprune_vllm.testing.demo_models.make import make_demo_model
 from anchorprune_vllm.testing.local_model import LocalModel, plans_of
+from anchorprune_vllm.testing.selections import recorded_selections
 from tests.support.pictures import QUESTIONS, picture
 from tests.support.reference import Reference, reference_of
-from tests.support.selections import recorded_selections
 
 PROMPT = f"USER: <image>\n{QUESTIONS[0]} ASSISTANT:"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from anchorprune_vllm.commands.bench.support import edit_json
+from anchorprune_vllm.commands.bench.towers import edit_json
 from anchorprune_vllm.models.llava import llava_onevision
 from anchorprune_vllm.models.llava.frames import unpruned_index_between_newlines
 from anchorprune_vllm.plan import pop_plans

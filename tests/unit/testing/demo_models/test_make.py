@@ -161,8 +161,8 @@ def test_clip_has_the_tower_of_llava(demo):
 
 @pytest.mark.parametrize("arch", ["llava-1.5", "qwen2.5-vl"])
 def test_same_seed_same_bytes_in_another_process(demo_models, arch, tmp_path):
-    code = "import sys; from anchorprune_vllm.testing.demo_models import make_demo_model as make; "
-    code += "make(sys.argv[1], arch=sys.argv[2])"
+    code = "import sys; from anchorprune_vllm.testing.demo_models import make; "
+    code += "make.make_demo_model(sys.argv[1], arch=sys.argv[2])"
     subprocess.run([sys.executable, "-c", code, tmp_path / "again", arch], check=True)
     assert read_all(tmp_path / "again") == read_all(demo_models(arch))
 
@@ -337,7 +337,7 @@ def test_an_empty_directory_is_filled(tmp_path):
 
 
 def test_another_process_may_finish_first(tmp_path, monkeypatch):
-    directory, writers = tmp_path / "model", make.ARCHITECTURES
+    directory, writers = tmp_path / "model", make.DEMO_MODELS
     write = writers["llava-1.5"]
 
     def overtaken(path: Path, *arguments):
