@@ -17,7 +17,7 @@ import anchorprune_vllm
 from anchorprune_vllm.metrics.files import directory_of
 from anchorprune_vllm.models.general.adapter import GeneralModel
 from anchorprune_vllm.models.llava.contrastive import ContrastivePrunedModel
-from anchorprune_vllm.testing.demo_models.make import ARCHITECTURES, find_text_encoder
+from anchorprune_vllm.testing.demo_models.make import DEMO_MODELS, find_text_encoder
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def start(model: Path, **options: Any) -> Any:
 
 def test_a_good_model_passes(demo_models: Any, subtests: pytest.Subtests) -> None:
     anchorprune_vllm.register()
-    for arch in ARCHITECTURES:
+    for arch in DEMO_MODELS:
         with subtests.test(arch=arch):
             start(demo_models(arch))
 

@@ -153,9 +153,9 @@ class TestIdentity:
 
 
 def test_plan_carries_media_and_question(each_processor: Any) -> None:
-    def plan_of(question: str, image: Image.Image) -> Any:
-        out = process(each_processor, ask(question), image)
-        return plans_of(out)[0]
+    def plan_of(question: str, image: Image.Image, **options: Any) -> Any:
+        (plan,) = plans_of(process(each_processor, ask(question), image, **options))
+        return plan
 
     one, other_question, other_image = (
         plan_of(QUESTIONS[0], picture(6)),
@@ -165,6 +165,10 @@ def test_plan_carries_media_and_question(each_processor: Any) -> None:
     assert one.media_key == other_question.media_key != other_image.media_key
     assert one.query_ids.tolist() == other_image.query_ids.tolist()
     assert one.query_ids.tolist() != other_question.query_ids.tolist()
+    # A request may give other words, or the name of a scope, which is no words.
+    for query, question in ((QUESTIONS[1], QUESTIONS[1]), ("last", QUESTIONS[0]), ("none", "")):
+        given = plan_of(QUESTIONS[0], picture(6), override={"query": query})
+        assert given.query_ids.tolist() == plan_of(question, picture(6)).query_ids.tolist()
 
 
 def test_processor_cache_holds_each_question(each_processor: Any) -> None:

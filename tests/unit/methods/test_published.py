@@ -21,7 +21,7 @@ from anchorprune_vllm.methods.prumerge import prumerge_plus
 from anchorprune_vllm.methods.scope import scope
 from anchorprune_vllm.methods.visionzip import visionzip
 from anchorprune_vllm.methods.vispruner import vispruner
-from anchorprune_vllm.selection import Candidates, KeptTokens, kernels
+from anchorprune_vllm.selection import Candidates, KeptTokens, exact_cosine, kernels
 from anchorprune_vllm.selection import batch as anchorprune
 from tests.support.host_reads import NoHostReads
 from tests.unit.selection import oracles
@@ -231,14 +231,17 @@ def test_divprune_begins_with_the_loneliest_token():
     assert divprune(item._replace(budget=2)).indices.tolist() == [1, 4]
 
 
-def test_divprune_begins_with_the_loneliest_token_of_a_large_item(subtests):
-    """It is looked for in blocks of 512 rows."""
-    for tokens in (511, 512, 513, 1030):
-        with subtests.test(tokens=tokens):
-            item = drawn(2, tokens=(tokens, tokens), width=3)
-            distances = 1 - oracles.cosines(item.projected.double().numpy())
-            np.fill_diagonal(distances, np.inf)
-            loneliest = distances.min(axis=1).argmax()
+def test_divprune_begins_with_the_loneliest_token_of_a_large_item(subtests, monkeypatch):
+    """It is looked for in blocks of rows, here of 512, and may be in the first or the last."""
+    for tokens, is_flipped in product((511, 512, 513, 1030), (False, True)):
+        monkeypatch.setattr(exact_cosine, "_NUMBERS_AT_ONCE", 512 * tokens)
+        item = drawn(2, tokens=(tokens, tokens), width=3)
+        if is_flipped:
+            item = item._replace(projected=item.projected.flip(0))
+        distances = 1 - oracles.cosines(item.projected.double().numpy())
+        np.fill_diagonal(distances, np.inf)
+        loneliest = distances.min(axis=1).argmax()
+        with subtests.test(tokens=tokens, is_flipped=is_flipped):
             assert divprune(item._replace(budget=1)).indices.tolist() == [loneliest]
 
 
