@@ -60,8 +60,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--anchorprune-method",
         choices=registry.names(),
-        help="How tokens are chosen (default: anchorprune). The others are published selectors on "
-        "the same signals, for comparison.",
+        help="How tokens are chosen (default: anchorprune). The others are published selectors and "
+        "controls (random, uniform, first) on the same signals, for comparison.",
     )
     group.add_argument(
         "--anchorprune-query",

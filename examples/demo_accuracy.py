@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the demo's two trained models, and write the tables and images of docs/accuracy.md.
 
-    pip install 'anchorprune-vllm[eval]'
+    pip install '.[eval]'
     python examples/demo_accuracy.py
 
 It runs all methods, and AnchorPrune's stages alone, at three budgets on three sets, and then counts

@@ -6,7 +6,8 @@ separate. `QueryReader` learns from the chat template what opens and closes a us
 this to find the user's words for each media placeholder.
 
 By default, an image's question is decided when it is first answered and later turns do not change
-it, because vLLM's prefix cache holds the image together with its question.
+it, because vLLM's prefix cache holds the image together with its question (`requests.py` makes the
+question a part of the image's identity).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -53,9 +53,7 @@ def check_plot() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise RuntimeError(
-            "matplotlib is not installed; run: pip install 'anchorprune-vllm[eval]'"
-        ) from error
+        raise RuntimeError("matplotlib is not installed; run: pip install '.[eval]'") from error
 
 
 def check_engine_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:

@@ -200,7 +200,7 @@ HOOKS = (
     Hook(
         "api/processor.py",
         "_get_mm_prompt_updates",
-        "overridden: the one place where kept tokens are counted",
+        "overridden: the one place where plans are made",
         "vllm.multimodal.processing:BaseMultiModalProcessor._get_mm_prompt_updates",
     ),
     Hook(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a small model of the demo from scratch, on a CPU.
 
-    pip install 'anchorprune-vllm[eval]'
+    pip install '.[eval]'
     python -m examples.train_demo llava OUT
     python -m examples.train_demo qwen OUT
 

@@ -38,9 +38,7 @@ def check_plot() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ValueError(
-            "matplotlib is not installed; run: pip install 'anchorprune-vllm[eval]'"
-        ) from error
+        raise ValueError("matplotlib is not installed; run: pip install '.[eval]'") from error
 
 
 def write_report(

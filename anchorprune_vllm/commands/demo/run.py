@@ -64,7 +64,7 @@ def run_demo(directory: Path, arch: str, budgets: Sequence[str], images: int) ->
             with console.status("drawing what was kept"):
                 console.print(drawing.finish(), highlight=False, markup=False, soft_wrap=True)
     console.print(
-        "Server stopped. (A model this small is as fast unpruned: look at the prompt tokens.)"
+        "Server stopped. (Times of a model this small mean little: look at the prompt tokens.)"
     )
 
 
@@ -80,10 +80,10 @@ def _ask_at_budgets(
     example = question(0)
     known = [question(-1 - number) for number in range(_QUESTIONS)] if example.answers else []
     kind = {"picture": "image", "clip": "video"}[example.media.kind]
-    table = Table(title=f"Time over {images} new {kind}s per budget")
+    table = Table(title=f"Time to first token: median of {images} new {kind}s per budget")
     table.add_column("budget", no_wrap=True)
     table.add_column("prompt tokens", justify="right")
-    table.add_column("time to first token (median)", justify="right")
+    table.add_column("time to first token", justify="right")
     if known:
         table.add_column(f"right answers of {len(known)}", justify="right")
     expected = f" (expected: {example.answers[0]})" if known else ""

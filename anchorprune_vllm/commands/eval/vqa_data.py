@@ -84,9 +84,7 @@ def easy_vqa(split: str) -> list[Picture]:
     try:
         package = import_module("easy_vqa")
     except ImportError as error:
-        raise RuntimeError(
-            "easy-vqa is not installed; run: pip install 'anchorprune-vllm[eval]'"
-        ) from error
+        raise RuntimeError("easy-vqa is not installed; run: pip install '.[eval]'") from error
     paths = getattr(package, f"get_{split}_image_paths")()
     asked: dict[int, list[Question]] = defaultdict(list)
     for text, answer, number in zip(*getattr(package, f"get_{split}_questions")(), strict=True):

@@ -197,7 +197,7 @@ def fitted(view: View) -> View:
     for unit in units if len(units) > 1 else ():
         left, top, right, _ = unit.box
         font = _font(max(9, min(_TEXT, int((right - left) / 8))))
-        ImageDraw.Draw(image).text((left, top - 2), unit.name, _INK, font, anchor="lb")
+        ImageDraw.Draw(image).text((left, top - 5), unit.name, _INK, font, anchor="ls")
     return View(image, units)
 
 

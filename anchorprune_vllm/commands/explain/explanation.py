@@ -166,8 +166,8 @@ def _how_ended(anchors: Sequence[UnitAnchor]) -> str:
     by_novel = sum(anchor.ended_by == "novel tokens" for anchor in anchors)
     if len(anchors) > 1:
         return (
-            f"{len(anchors)} units with {size} each; {bounds}; ended by tokens that looked new in "
-            f"{by_novel}, at K_max in {len(anchors) - by_novel}"
+            f"{len(anchors)} units with {size} each; {bounds}; {by_novel} ended at a token that "
+            f"looked new, {len(anchors) - by_novel} at K_max"
         )
     novel = len(anchors[0].novel)
     if by_novel:

@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+_WIDTH = 160
 _COLOURS = {"full": "green", "reduced": "yellow", "general": "", "no": "red"}
 
 
@@ -42,10 +43,12 @@ def _models(args: argparse.Namespace) -> None:
         return
     table = Table()
     for title in ("architecture", "sees", "level", "stated by", "tested", "remarks"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=title != "remarks", overflow="fold")
     for row in rows:
         table.add_row(*asdict(row).values(), style=_COLOURS[row.level])
     console = Console()
+    # A narrow terminal breaks the lines by itself; names that the table broke could not be found.
+    console.width = max(console.width, console.measure(table).minimum, _WIDTH)
     console.print(table)
     console.print(
         f"{len(rows)} architectures of vLLM {vllm.__version__}; the sweep was recorded with vLLM "

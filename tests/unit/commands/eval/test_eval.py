@@ -399,7 +399,7 @@ def test_missing_packages_are_named_before_the_engine(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert evaluate(folder, "--data", "easy-vqa") == 1
-    assert "pip install 'anchorprune-vllm[eval]'" in capsys.readouterr().err
+    assert "pip install '.[eval]'" in capsys.readouterr().err
     assert engines.started == []
 
 

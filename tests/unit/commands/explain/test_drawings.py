@@ -204,8 +204,8 @@ def test_ranks_begin_with_the_highest_and_ties_with_the_first() -> None:
         ([(10, 4, 4, 5, 3)], "K_min 2, K_max 5; ended at 4: 3 tokens looked new"),
         (
             [(10, 4, 4, 5, 3), (12, 6, 6, 6, 0)],
-            "2 units with 4 to 6 each; K_min 2, K_max 5 to 6; ended by tokens that looked new "
-            "in 1, at K_max in 1",
+            "2 units with 4 to 6 each; K_min 2, K_max 5 to 6; 1 ended at a token that "
+            "looked new, 1 at K_max",
         ),
     ],
 )
