@@ -26,7 +26,7 @@ def kept_by(
     """What a method keeps of a media as transformers sees it."""
     tokens = reference._tokens(media)
     keys, received = reference.method_signals(media)
-    method = method_of(PruneConfig(budget=budget, **settings))
+    method = method_of(PruneConfig.from_dict({"budget": budget, **settings}))
     relevance = torch.from_numpy(reference._relevance(tokens, question))
     item = Candidates(
         relevance=relevance if method.uses_query else None,
