@@ -35,11 +35,14 @@ class Reference(ABC):
         self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def _load(self, model: Path) -> None:
-        self.model = AutoModelForImageTextToText.from_pretrained(model, **EAGER).eval()
+        self.model = self._read_model(model).eval()
         self.processor = AutoProcessor.from_pretrained(model)
         self.tokenizer = self.processor.tokenizer
         self.embed_words = self.model.get_input_embeddings()
         self.language_model, self.lm_head = self._text_parts()
+
+    def _read_model(self, model: Path) -> Any:
+        return AutoModelForImageTextToText.from_pretrained(model, **EAGER)
 
     def _text_parts(self) -> tuple[Any, Any]:
         """The language model without its head, and the head."""

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import QianfanOCRConfig, QianfanOCRForConditionalGeneration
 
-from tests.support.reference.base import is_image
+from tests.support.reference.base import EAGER, is_image
 from tests.support.reference.tiles import TiledReference
 
 
@@ -33,6 +36,14 @@ class ReferenceInternVLChat(ReferenceInternVL):
 
     placeholders = ("<image>", "<video>")
     row_tokens = ("<IMG_CONTEXT>", "<|video_pad|>")
+
+    def _read_model(self, model: Path) -> Any:
+        written = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        vision = written["vision_config"] | {"model_type": "qianfan_ocr_vision"}
+        config = QianfanOCRConfig(
+            **{**written, "model_type": "qianfan_ocr", "vision_config": vision}
+        )
+        return QianfanOCRForConditionalGeneration.from_pretrained(model, config=config, **EAGER)
 
     def _written(self, media: Any) -> list[int]:
         if is_image(media):
