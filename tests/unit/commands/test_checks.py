@@ -50,5 +50,5 @@ def test_models(tmp_path: Path) -> None:
 
 def test_matplotlib_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'anchorprune-vllm\[eval\]'"):
+    with pytest.raises(RuntimeError, match=r"pip install '.\[eval\]'"):
         check_plot()
